@@ -1,0 +1,1 @@
+"""The contracts, one family a file; read them through ``mesh_mpi.kernels.contract``."""

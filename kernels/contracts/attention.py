@@ -1,0 +1,108 @@
+"""Contracts of attention and its gradient."""
+
+from __future__ import annotations
+
+from math import prod
+
+from .base import KernelContract, Params, Piece, Shapes, aliases, itemsize
+
+# Scores that exist at once. Rows of queries are grouped so that a block of scores fits beside the keys and values;
+# long memories get fewer rows, but not so few that a product becomes a row of dot products.
+SCORE_BYTES = 128 * 1024
+MIN_QUERY_ROWS = 16
+MAX_QUERY_ROWS = 128
+FEATURES = 8  # the augmented operands' row pitch is K + 8, so that rows keep their alignment
+
+
+def query_rows(n_queries: int, n_memory: int, item: int) -> int:
+    """Query rows of one block of scores."""
+    rows = SCORE_BYTES // max(1, n_memory * item) // MIN_QUERY_ROWS * MIN_QUERY_ROWS
+    return max(1, min(n_queries, max(MIN_QUERY_ROWS, min(MAX_QUERY_ROWS, rows))))
+
+
+def _extra(in_shapes: Shapes, dtype: str, params: Params, rows: int) -> tuple[Piece, ...]:
+    """What segments and dropout need besides."""
+    n_batch, n_memory, n_heads, width = in_shapes[1]
+    pieces: tuple[Piece, ...] = ()
+    if params.get("has_segments", False):
+        pieces += (Piece("bias", (rows, n_memory), dtype), Piece("differs", (rows, n_memory), "bool"))
+    if params.get("dropout", 0.0):
+        pieces += (Piece("keep", (n_memory,), "bool"), Piece("mask", (n_memory,), dtype))
+    return pieces
+
+
+def attention_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    _, n_queries, _, width = in_shapes[0]
+    n_memory = in_shapes[1][1]
+    rows = query_rows(n_queries, n_memory, itemsize(dtype))
+    pieces = (
+        Piece("scores", (rows, n_memory), dtype),
+        Piece("query", (rows, width), dtype),
+        Piece("m", (rows,), dtype),
+        Piece("s", (rows,), dtype),
+    )
+    if params.get("dropout", 0.0):
+        pieces += (Piece("value", (n_memory, width), dtype),)
+    return pieces + _extra(in_shapes, dtype, params, rows)
+
+
+def attention_grad_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    _, n_queries, _, width = in_shapes[0]
+    n_memory = in_shapes[1][1]
+    rows = query_rows(n_queries, n_memory, itemsize(dtype))
+    pieces = (
+        Piece("weights", (rows, n_memory), dtype),
+        Piece("dscores", (rows, n_memory), dtype),
+        Piece("key", (n_memory, width + FEATURES), dtype),
+        Piece("value", (n_memory, width + FEATURES), dtype),
+        Piece("query", (rows, width + FEATURES), dtype),
+        Piece("dout", (rows, width + FEATURES), dtype),
+        Piece("part", (n_memory, width), dtype),
+        Piece("d", (rows,), dtype),
+    )
+    return pieces + _extra(in_shapes, dtype, params, rows)
+
+
+def visible_scores(in_shapes: Shapes, params: Params) -> int:
+    """Scores that causality leaves, exactly: what an ideal kernel would compute for one batch entry and head."""
+    n_queries, n_memory = in_shapes[0][1], in_shapes[1][1]
+    if not params.get("causal", False):
+        return n_queries * n_memory
+    offset = params.get("query_offset", 0)
+    return sum(max(0, min(n_memory, offset + i + 1)) for i in range(n_queries))
+
+
+def _flops(products: int):
+    def flops(out_shapes: Shapes, in_shapes: Shapes, params: Params) -> int:
+        n_batch, _, n_heads, width = in_shapes[0]
+        return n_batch * n_heads * visible_scores(in_shapes, params) * (2 * products * width + 5)
+
+    return flops
+
+
+def _bytes(out_shapes: Shapes, in_shapes: Shapes, item: int, params: Params) -> int:
+    return item * sum(prod(s) for s in (*out_shapes, *in_shapes))
+
+
+_DOC = (
+    "params scale, causal, query_offset (global index of query row 0), has_segments, dropout (rate; 0.0 is off), and "
+    "with dropout name_key, heads_global, memory_global, head_start, row_start. Position of memory j is j; causal: "
+    "j <= query_offset + i. Equal segments attend. Dropout acts on the weights, one mask for all queries: element "
+    "((row * heads_global) + head) * memory_global + j with row = row_offset + row_start + b."
+)
+
+CONTRACTS = (
+    KernelContract(
+        name="attention",
+        doc="outs o_BTHK, lse_BHT; ins q_BTHK, k_BSHK, v_BSHK, [segments_q_BT, segments_k_BS], [seed, step, "
+        "row_offset] with dropout; 4-d views with a unit last stride. A row that attends to nothing gives 0 and "
+        "lse -inf. " + _DOC,
+        pieces=attention_pieces, flops=_flops(2), bytes_moved=_bytes, may_alias=aliases(), error_eps=4.0,
+    ),
+    KernelContract(
+        name="attention_grad",
+        doc="outs dq_BTHK, dk_BSHK, dv_BSHK; ins q, k, v, o, lse, do, [segments_q, segments_k], [seed, step, "
+        "row_offset]. " + _DOC,
+        pieces=attention_grad_pieces, flops=_flops(5), bytes_moved=_bytes, may_alias=aliases(), error_eps=4.0,
+    ),
+)  # fmt: skip
