@@ -5,3 +5,10 @@ Invariant: this package exists under one name only, ``mesh_mpi.jobs``, however i
 
 if __name__ != "mesh_mpi.jobs":
     raise ImportError(f"jobs: this package was imported as {__name__!r}. Import mesh_mpi.jobs, so that no module exists twice.")
+
+# The commands that exist, each a module of this folder, and a line about each.
+COMMANDS = {
+    "launch": "start ranks under mpiexec: launch -n 4 -- bench runs/bench_lm.yaml",
+    "explain": "print the SPMD programs of a configuration, for any number of ranks, without MPI",
+    "bench": "measure a training step: tokens a second, communication, share of the matrix-product rate",
+}

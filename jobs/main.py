@@ -1,0 +1,67 @@
+"""``mesh-mpi COMMAND ...``: the console entry; also ``python -m mesh_mpi.jobs.main``.
+
+Invariant: help costs no import beyond the standard library, this package's errors and the one command's own file;
+an error of the user's ends with its message on rank 0, exit code 2, and no traceback.
+
+A command is a module of this folder with ``add_arguments(parser)`` and ``run(arguments) -> int``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mesh_mpi.errors import MeshMpiError, nearest
+from mesh_mpi.jobs import COMMANDS
+from mesh_mpi.log import is_speaker, say
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints come from one rank only."""
+
+    def error(self, message: str):
+        if is_speaker():
+            super().error(message)
+        sys.exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code (2 for an error of the user's, 130 after an interrupt)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "--version"):
+        return _overview(words)
+    name = words[0]
+    if name not in COMMANDS:
+        say(f"mesh-mpi: there is no command {name!r}.{nearest(name, COMMANDS)} See mesh-mpi --help.")
+        return 2
+    command = importlib.import_module(f"mesh_mpi.jobs.{name.replace('-', '_')}")
+    parser = _Parser(prog=f"mesh-mpi {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_arguments(parser)
+    parsed = parser.parse_args(words[1:])
+    try:
+        return command.run(parsed)
+    except MeshMpiError as error:
+        say(f"{type(error).__name__}: {error}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _overview(words: list[str]) -> int:
+    if words == ["--version"]:
+        from importlib.metadata import PackageNotFoundError, version
+        try:
+            print(f"mesh-mpi {version('mesh-mpi')}")
+        except PackageNotFoundError:
+            print("mesh-mpi, not installed")
+        return 0
+    print("usage: mesh-mpi COMMAND ...\n\ncommands (mesh-mpi COMMAND --help says more):")
+    for name, text in COMMANDS.items():
+        print(f"  {name:<10} {text}")
+    return 0 if words else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
