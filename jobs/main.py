@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = importlib.import_module(f"mesh_mpi.jobs.{name.replace('-', '_')}")
     parser = _Parser(prog=f"mesh-mpi {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_arguments(parser)
-    parsed = parser.parse_args(words[1:])
+    # launch keeps all that follows its first word; elsewhere options and key=value may stand in any order
+    parsed = (parser.parse_args if name == "launch" else parser.parse_intermixed_args)(words[1:])
     try:
         return command.run(parsed)
     except MeshMpiError as error:
