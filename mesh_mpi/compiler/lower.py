@@ -65,7 +65,9 @@ class Lowering:
         for tensor, local in zip(op.outputs, op.definition.lower(op, inputs, b)):
             wanted = getattr(op.definition, "placed", None)
             if wanted is None:
-                target = self.rules.placement(op.rules, tensor.shape).with_partial(local.placement.partial)
+                target = self.rules.placement(op.rules, tensor.shape)
+                taken = target.split_axes
+                target = target.with_partial(a for a in local.placement.partial if a not in taken)
                 local = relayout(b, local, target)
             self.locals[id(tensor)] = local
 
