@@ -22,9 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print every program of the configuration, or its totals."""
     from mesh_mpi.config import load
-    from mesh_mpi.training.step import build
 
-    training = build(load(arguments.config, arguments.overrides))
-    for program in training.programs:
+    config = load(arguments.config, arguments.overrides)
+    from mesh_mpi.training.step import build  # after the configuration: its errors need no compiler
+
+    for program in build(config).programs:
         print(program.summary() if arguments.summary else program.listing())
     return 0
