@@ -96,6 +96,7 @@ class _Reshape(OperationDef):
         wanted = b.placement(op, shape)
         before, after = {}, {}
         for old, new in groups:
+            old, new = _longer(old), _longer(new)
             axes = _carried(b, x.placement, wanted, old, new)
             if old:
                 before[old[0].name] = axes
@@ -137,6 +138,11 @@ def _groups(old: Shape, new: Shape):
         else:
             groups.append((left, right))
     return groups
+
+
+def _longer(dims):
+    """Leave out dimensions of size 1: they hide which one is outermost."""
+    return [d for d in dims if d.size > 1] or dims
 
 
 def _carried(b, now: Placement, wanted: Placement, old, new) -> tuple[str, ...]:
