@@ -183,8 +183,7 @@ def in_turn(own: list[str], peer: str, rounds: int) -> int:
 
 def tokens_per_s(command: list[str] | str, whose: str) -> float:
     """Run a command and return the ``tokens_per_s`` in its last line of JSON; LaunchError if it fails or has none."""
-    done = subprocess.run(command, shell=isinstance(command, str), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, shell=isinstance(command, str), capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise LaunchError(f"bench: {whose} ended with exit code {done.returncode}. Its last words:\n{done.stderr[-2000:] or done.stdout[-2000:]}")
     for line in reversed(done.stdout.splitlines()):

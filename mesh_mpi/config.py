@@ -38,6 +38,17 @@ _SCALARS = (
 )
 
 
+class _Faults(list):
+    """The messages so far; ``unread`` once some text could not be read, after which nothing counts as missing."""
+
+    unread = False
+
+    def cannot_read(self, message: str) -> None:
+        """Add a message about text that could not be read."""
+        self.append(message)
+        self.unread = True
+
+
 class _Entry:
     """A value (scalar, list, or mapping of entries) and where it was written."""
 
@@ -53,7 +64,7 @@ def load(path, overrides: Sequence[str] = ()) -> Config:
     A relative path that does not exist here is looked up among the files that come with the package
     (``runs/quickstart.yaml`` or ``configs/runs/quickstart.yaml``). Raises ConfigError with every fault found.
     """
-    faults: list[str] = []
+    faults = _Faults()
     tree = _read(find(path), faults, ())
     for text in overrides:
         _merge(tree.value, _override(text, faults))
@@ -62,7 +73,7 @@ def load(path, overrides: Sequence[str] = ()) -> Config:
 
 def parse(mapping: Mapping) -> Config:
     """Return the configuration in a plain mapping, as YAML would give it. Raises ConfigError with every fault found."""
-    return _build(_entries(mapping, "mapping"), [])
+    return _build(_entries(mapping, "mapping"), _Faults())
 
 
 def to_yaml(config: Config) -> str:
@@ -83,20 +94,20 @@ def find(path) -> Path:
 # Reading: text -> entries
 
 
-def _read(path: Path, faults: list[str], trail: tuple[Path, ...]) -> _Entry:
+def _read(path: Path, faults: _Faults, trail: tuple[Path, ...]) -> _Entry:
     """Return the mapping in a file on top of its includes."""
     if path.resolve() in trail:
-        faults.append(f"{path}: the file includes itself: {' -> '.join(p.name for p in (*trail, path))}. Break the circle.")
+        faults.cannot_read(f"{path}: the file includes itself: {' -> '.join(p.name for p in (*trail, path))}. Break the circle.")
         return _Entry({}, str(path))
     try:
         text = path.read_text(encoding="utf-8")
         tree = _compose(text, str(path), faults)
     except (OSError, UnicodeDecodeError) as error:
-        faults.append(f"{path}: cannot be read: {error}. Give a YAML file in UTF-8.")
+        faults.cannot_read(f"{path}: cannot be read: {error}. Give a YAML file in UTF-8.")
         return _Entry({}, str(path))
     if not isinstance(tree.value, dict):
         if tree.value is not None:
-            faults.append(f"{tree.where}: the file holds {_plain(tree)!r}. Write a mapping of keys to values.")
+            faults.cannot_read(f"{tree.where}: the file holds {_plain(tree)!r}. Write a mapping of keys to values.")
         return _Entry({}, str(path))
     tree.where = str(path)
     include = tree.value.pop("include", None)
@@ -104,16 +115,16 @@ def _read(path: Path, faults: list[str], trail: tuple[Path, ...]) -> _Entry:
     under = _Entry({}, str(path))
     for name in names:
         if not isinstance(name, str):
-            faults.append(f"{include.where}: include holds {name!r}. Write the path of a YAML file, relative to this one, or a list of paths.")
+            faults.cannot_read(f"{include.where}: include holds {name!r}. Write the path of a YAML file, relative to this one, or a list of paths.")
         elif not (path.parent / name).is_file():
-            faults.append(f"{include.where}: include names {name!r}, and there is no file {path.parent / name}. Paths are relative to this file.")
+            faults.cannot_read(f"{include.where}: include names {name!r}, and there is no file {path.parent / name}. Paths are relative to this file.")
         else:
             _merge(under.value, _read(path.parent / name, faults, (*trail, path.resolve())).value)
     _merge(under.value, tree.value)
     return under
 
 
-def _override(text: str, faults: list[str]) -> dict[str, _Entry]:
+def _override(text: str, faults: _Faults) -> dict[str, _Entry]:
     """Return the mapping of a dotted ``key=value``."""
     key, equals, value = text.partition("=")
     where = f"override {text!r}"
@@ -127,7 +138,7 @@ def _override(text: str, faults: list[str]) -> dict[str, _Entry]:
     return entry.value
 
 
-def _compose(text: str, source: str, faults: list[str]) -> _Entry:
+def _compose(text: str, source: str, faults: _Faults) -> _Entry:
     """Return the one YAML document in ``text`` as entries; a syntax error is a fault and an empty document."""
     lines = not source.startswith("override")
     try:
@@ -135,12 +146,12 @@ def _compose(text: str, source: str, faults: list[str]) -> _Entry:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark and lines else ""
-        faults.append(f"{source}{line}: no YAML: {getattr(error, 'problem', None) or error}. Correct the syntax.")
+        faults.cannot_read(f"{source}{line}: no YAML: {getattr(error, 'problem', None) or error}. Correct the syntax.")
         return _Entry(None, source)
     return _Entry(None, source) if node is None else _construct(node, source, lines, faults, ())
 
 
-def _construct(node, source: str, lines: bool, faults: list[str], above: tuple) -> _Entry:
+def _construct(node, source: str, lines: bool, faults: _Faults, above: tuple) -> _Entry:
     """Turn a YAML node into entries, refusing doubled keys and circular aliases."""
     where = f"{source}:{node.start_mark.line + 1}" if lines else source
     if isinstance(node, yaml.ScalarNode):
@@ -195,7 +206,7 @@ def _merge(under: dict[str, _Entry], over: dict[str, _Entry]) -> None:
 # Checking: entries -> Config
 
 
-def _build(tree: _Entry, faults: list[str]) -> Config:
+def _build(tree: _Entry, faults: _Faults) -> Config:
     checked = _section(Config, tree, "", faults)
     if not faults:
         config = msgspec.convert(checked, Config)
@@ -205,7 +216,7 @@ def _build(tree: _Entry, faults: list[str]) -> Config:
     raise ConfigError(f"config: {faults[0]}" if len(faults) == 1 else f"config: {len(faults)} faults.\n  " + "\n  ".join(faults))
 
 
-def _section(cls: type[Section], tree: _Entry, path: str, faults: list[str]) -> dict:
+def _section(cls: type[Section], tree: _Entry, path: str, faults: _Faults) -> dict:
     """Check the entries of one section by its class; return them as plain values."""
     hints, fields = typing.get_type_hints(cls, include_extras=True), msgspec.structs.fields(cls)
     tag = cls.__struct_config__.tag_field
@@ -217,14 +228,14 @@ def _section(cls: type[Section], tree: _Entry, path: str, faults: list[str]) -> 
     for field in fields:
         entry, kind = tree.value.get(field.name), hints[field.name]
         if entry is None or (entry.value is None and not _accepts(kind, None)):
-            if field.required:
+            if field.required and not faults.unread:
                 faults.append(f"{tree.where if entry is None else entry.where}: {path}{field.name} is missing. Give {_describe(kind)}.")
         else:
             plain[field.name] = _value(kind, entry, path + field.name, faults)
     return plain
 
 
-def _value(kind, entry: _Entry, path: str, faults: list[str]):
+def _value(kind, entry: _Entry, path: str, faults: _Faults):
     """Check one value against its type: a section, one of several named sections, or a leaf."""
     sections = [k for k in (typing.get_args(kind) or (kind,)) if isinstance(k, type) and issubclass(k, Section)]
     if not sections:
@@ -278,7 +289,7 @@ def _hint(kind, value) -> str:
     return hint if hint.startswith(" Did") else ""
 
 
-def _together(config: Config, tree: _Entry, faults: list[str]) -> None:
+def _together(config: Config, tree: _Entry, faults: _Faults) -> None:
     """Check what several values must satisfy together."""
     def at(key: str, *keys: str) -> str:
         entry = tree.value.get(key, tree)
@@ -307,7 +318,7 @@ def _together(config: Config, tree: _Entry, faults: list[str]) -> None:
         _attempt(lambda: config.n_sequences, at(given[0]), faults)
 
 
-def _attempt(make, where: str, faults: list[str]):
+def _attempt(make, where: str, faults: _Faults):
     """Return ``make()``, or None with a fault at ``where``."""
     try:
         return make()
