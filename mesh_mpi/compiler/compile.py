@@ -18,7 +18,7 @@ from .groups import GROUP_BYTES, group_reductions
 from .lower import Lowering
 from .memory import plan_memory
 from .passes import early_reductions, early_updates, fuse_pointwise, without_dead
-from .program import Program, bound
+from .program import Program, bound, offset_at
 from .rules import PlacementRules, check
 
 
@@ -28,7 +28,8 @@ def compile(outputs=None, updates=(), mesh_shape="", layout="", storage=None, na
 
     ``outputs`` maps names to tensors; ``updates`` lists (variable, new value): all reads see the old values.
     ``mesh_shape`` is ``"data:2;model:2"``, ``layout`` ``"batch:data;d_ff:model"``, ``storage`` maps a class of variables
-    (``parameters``, ``optimizer``) to further rules. ``like`` is an earlier program whose accumulators this one shares.
+    (``parameters``, ``optimizer``) to further rules. ``like`` is an earlier program of the same model, whose accumulators
+    and dimension names (for the check of the rules) this one shares.
     ``reuse_memory=False`` gives every value memory of its own (for checking the plan).
 
     Communication: none; compilation is pure. Raises MeshError, LayoutError, DimensionError or GraphError, with every fault found.
@@ -40,7 +41,7 @@ def compile(outputs=None, updates=(), mesh_shape="", layout="", storage=None, na
     _check_arguments(outputs, updates)
     operations = reachable(roots + [v for v, _ in updates])
     _check_names(operations)
-    warnings = check(rules, operations)
+    warnings, dim_names = check(rules, operations, like.dim_names if like else ())
     lowering = Lowering(rules, _consumers(operations, roots), dict(like.accumulators) if like else {})
     used = {id(t) for op in operations for t in op.inputs} | {id(t) for t in roots}
     lowering.run([op for op in operations if not isinstance(op.outputs[0], Accumulator) or id(op.outputs[0]) in used])
@@ -52,14 +53,14 @@ def compile(outputs=None, updates=(), mesh_shape="", layout="", storage=None, na
     instructions = group_reductions(early_reductions(instructions), lowering.builder.extent, group_bytes)
     instructions = early_updates(instructions, new_values)
     for instruction in instructions:
-        _cost(instruction)
+        _cost(instruction, {axis: size - 1 for axis, size in mesh.axes.items()})
     plan, instructions = plan_memory(
         instructions, [x.value for _, x in lowering.variables.values()], [x.value for _, x in lowering.feeds.values()],
         [x.value for x in out_locals.values()], new_values, reuse_memory)
     text = f"layout \"{layout.text}\"" + "".join(f", storage of {c} \"{r.text}\"" for c, r in rules.storage.items())
     return Program(name, mesh, {n: bound(n, x) for n, (_, x) in lowering.feeds.items()}, {n: bound(n, x) for n, x in out_locals.items()},
                    {n: bound(n, x, v) for n, (v, x) in lowering.variables.items()}, tuple(v.full_name for v, _ in updates),
-                   instructions, plan, lowering.accumulators, warnings, lowering.builder.notes, text)
+                   instructions, plan, lowering.accumulators, warnings, lowering.builder.notes, text, dim_names)
 
 
 def _check_arguments(outputs, updates) -> None:
@@ -112,14 +113,16 @@ def _stored(lowering: Lowering, variable: Variable, tensor: Tensor) -> Value:
     return lowering.store(variable, tensor).ordered(variable.shape.names).value
 
 
-def _cost(instruction: Instruction) -> None:
+def _cost(instruction: Instruction, last: dict[str, int]) -> None:
+    """Give a kernel its scratch and its cost on the last rank: under a causal mask no other has more to do."""
     if instruction.is_collective:
         return
     kernel = contract.KERNELS[instruction.name]
     outs, ins = [v.shape for v in instruction.outputs], [v.shape for v in instruction.inputs]
     dtype = instruction.outputs[0].dtype
-    n = kernel.scratch_bytes(outs, ins, dtype, instruction.params)
+    params = {k: offset_at(v, last) for k, v in instruction.params.items()}
+    n = kernel.scratch_bytes(outs, ins, dtype, params)
     if n:
         instruction.scratch = Value([n], "uint8")
-    instruction.n_flops = kernel.flops(outs, ins, instruction.params)
-    instruction.n_bytes = kernel.bytes_moved(outs, ins, 8 if dtype == "float64" else 4, instruction.params)
+    instruction.n_flops = kernel.flops(outs, ins, params)
+    instruction.n_bytes = kernel.bytes_moved(outs, ins, 8 if dtype == "float64" else 4, params)

@@ -71,11 +71,11 @@ class Program:
 
     def __init__(self, name: str, mesh: Mesh, feeds: dict[str, Bound], outputs: dict[str, Bound], variables: dict[str, Bound],
                  written: tuple[str, ...], instructions: list[Instruction], plan: MemoryPlan, accumulators: dict[str, Placement],
-                 warnings: list[str], notes: list[str], rules_text: str):
+                 warnings: list[str], notes: list[str], rules_text: str, dim_names: tuple[str, ...] = ()):
         self.name, self.mesh = name, mesh
         self.feeds, self.outputs, self.variables, self.written = feeds, outputs, variables, written
         self.instructions, self.plan, self.accumulators = instructions, plan, accumulators
-        self.warnings, self.notes, self.rules_text = warnings, notes, rules_text
+        self.warnings, self.notes, self.rules_text, self.dim_names = warnings, notes, rules_text, dim_names
         self.digest = text_digest(*self._canonical())
 
     def __repr__(self):

@@ -55,25 +55,30 @@ class PlacementRules:
         return None
 
 
-def check(rules: PlacementRules, operations) -> list[str]:
-    """Raise one LayoutError with every fault of mesh and rules against these operations; return the warnings."""
+def check(rules: PlacementRules, operations, known=()) -> tuple[list[str], tuple[str, ...]]:
+    """Raise one LayoutError with every fault of mesh and rules against these operations.
+
+    ``known`` are further dimension names that rules may speak of. Returns the warnings, and all known names.
+    """
     mesh = rules.mesh
     dims: dict[str, dict[int, Dimension]] = {}
     for op in operations:
         for t in op.outputs:
             for d in t.shape:
                 dims.setdefault(d.name, {})[d.size] = d
-    faults = rules.layout.faults(mesh, dims)
+    names = tuple(dict.fromkeys((*dims, *known)))
+    faults = rules.layout.faults(mesh, names)
     for name, listed in rules.storage.items():
         if name not in STORAGE_CLASSES:
             faults.append(f"storage: there is no class of variables {name!r}.{nearest(name, STORAGE_CLASSES)}")
-        faults += listed.faults(mesh, dims, f"storage of {name}")
+        faults += listed.faults(mesh, names, f"storage of {name}")
     if not faults:
         faults = _indivisible(rules, dims) + _conflicts(rules, operations)
     if faults:
         raise LayoutError("\n".join(dict.fromkeys(faults)))
     used = {a for _, a in rules.layout.pairs} | {a for r in rules.storage.values() for _, a in r.pairs}
-    return [f"no rule uses axis {a!r} of mesh {mesh}: its {n} ranks do the same work." for a, n in mesh.axes.items() if n > 1 and a not in used]
+    warnings = [f"no rule uses axis {a!r} of mesh {mesh}: its {n} ranks do the same work." for a, n in mesh.axes.items() if n > 1 and a not in used]
+    return warnings, names
 
 
 def _indivisible(rules, dims) -> list[str]:
