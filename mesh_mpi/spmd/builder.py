@@ -120,6 +120,21 @@ class Builder:
         partial = [a for a in x.placement.partial if a not in axes]
         return LocalTensor(out, source.dims, x.placement.with_partial(partial))
 
+    def reduced(self, x: LocalTensor, names, fn: str = "sum") -> LocalTensor:
+        """Reduce a slice over ``names``; the result is partial over the axes that split them (for ``max`` too: allreduce it at once)."""
+        source = x.ordered(x.memory_order())
+        kept = [d for d in source.dims if d.name not in names]
+        placement = Placement({d.name: x.placement.axes_of(d.name) for d in kept},
+                              (*x.placement.partial, *(a for n in names for a in x.placement.axes_of(n))))
+        out = self.new(kept, placement, x.value.dtype)
+        self.emit("reduce", [out], [source], fn=fn, axes=tuple(i for i, d in enumerate(source.dims) if d.name in names))
+        return out
+
+    def vector(self, x: LocalTensor, names) -> Value:
+        """Return the slice as one contiguous vector whose elements go through ``names`` row-major, copying only if it must."""
+        value = self.in_order(x, names).value
+        return value.reshaped((value.size,))
+
     def rows(self, x: LocalTensor, last: str, names=None) -> tuple[Value, tuple[str, ...]]:
         """Return the slice as a matrix [rows, ``last``] and the names of its row dimensions, copying only if it must."""
         names = tuple(n for n in (names or x.memory_order()) if n != last)
