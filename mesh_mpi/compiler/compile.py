@@ -46,7 +46,8 @@ def compile(outputs=None, updates=(), mesh_shape="", layout="", storage=None, na
     used = {id(t) for op in operations for t in op.inputs} | {id(t) for t in roots}
     lowering.run([op for op in operations if not isinstance(op.outputs[0], Accumulator) or id(op.outputs[0]) in used])
     out_locals = {key: _output(lowering, t) for key, t in outputs.items()}
-    new_values = [(lowering.target(v).value, _stored(lowering, v, t)) for v, t in updates]
+    stored = [_stored(lowering, v, t) for v, t in updates]  # first: it decides where accumulators lie
+    new_values = [(lowering.target(v).value, new) for (v, _), new in zip(updates, stored)]
     live = [x.value for x in out_locals.values()] + [new for _, new in new_values]
     instructions = without_dead(lowering.builder.instructions, live)
     instructions = fuse_pointwise(instructions, live)

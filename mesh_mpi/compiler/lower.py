@@ -130,14 +130,8 @@ class Lowering:
         """Return the new value of a variable in the placement in which it is kept."""
         if variable.storage_class == "accumulator" and variable.full_name not in self.accumulators:
             self.accumulators[variable.full_name] = self.locals[id(tensor)].placement
-            self._replace_accumulator(variable)
         self.builder.origin = f"{variable.full_name}:="
         return self.moved(tensor, self.stored(variable))
-
-    def _replace_accumulator(self, variable: Variable) -> None:
-        if variable.full_name not in self.variables:
-            local = self._root(variable, self.stored(variable), "variable", variable.full_name)
-            self.variables[variable.full_name] = (variable, local)
 
     def target(self, variable: Variable) -> LocalTensor:
         """Return the root of a variable that is written, whether or not it is read."""
