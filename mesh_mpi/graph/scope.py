@@ -26,6 +26,16 @@ def scope(name: str):
 
 
 @contextlib.contextmanager
+def inside(path: str):
+    """Name what is made inside by the full path ``path`` alone, whatever scopes enclose it: a layer names its parts so wherever it is called."""
+    token = _path.set(tuple(path.split("/")) if path else ())
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
+@contextlib.contextmanager
 def rules_of(storage_class: str):
     """Place the operations made inside by the rules of a storage class (``"optimizer"``) instead of the layout's alone."""
     token = _rules.set(storage_class)
