@@ -57,6 +57,7 @@ def attention_grad_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, par
         Piece("value", (n_memory, width + FEATURES), dtype),
         Piece("query", (rows, width + FEATURES), dtype),
         Piece("dout", (rows, width + FEATURES), dtype),
+        Piece("d_query", (rows, width), dtype),
         Piece("part", (n_memory, width), dtype),
         Piece("d", (rows,), dtype),
     )

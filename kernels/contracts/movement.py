@@ -5,8 +5,17 @@ from __future__ import annotations
 from math import prod
 
 from .base import (
-    KernelContract, Params, Piece, Shapes, aliases, all_bytes, block_rows, flops_per_input, no_flops,
-    no_pieces, output_bytes,
+    KernelContract,
+    Params,
+    Piece,
+    Shapes,
+    aliases,
+    all_bytes,
+    block_rows,
+    flops_per_input,
+    no_flops,
+    no_pieces,
+    output_bytes,
 )  # fmt: skip
 
 # Rows of a table looked up at once: the indices of a block stay small whatever the batch.

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from .base import (
-    KernelContract, Params, Piece, Shapes, aliases, all_bytes, block_rows, flops_per_input, itemsize, n_blocks,
+    KernelContract,
+    Params,
+    Piece,
+    Shapes,
+    aliases,
+    all_bytes,
+    block_rows,
+    flops_per_input,
+    itemsize,
+    n_blocks,
     tree_depth,
 )  # fmt: skip
 
@@ -29,12 +39,9 @@ def reduce_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Par
     if fn not in ("sum", "sum_squares") or not axes or 0 in shape:
         return ()
     n_reduced, n_kept = prod(shape[a] for a in axes), prod(out_shapes[0])
-    # Enough levels for a tree over any one of the reduced axes, each level as large as the result.
-    depth = max(tree_depth(n_blocks(shape[a], reduce_leaf(shape[a], n_kept))) for a in axes)
-    pieces = (Piece("levels", (depth, n_kept), dtype),)
-    if fn == "sum_squares":
-        pieces += (Piece("squares", (min(n_reduced * n_kept, LEAF_ELEMENTS),), dtype),)
-    return pieces
+    # Enough levels whichever of the reduced axes can be merged; the first level is the output itself.
+    depth = tree_depth(n_blocks(n_reduced, reduce_leaf(n_reduced, n_kept)))
+    return (Piece("levels", (depth, n_kept), dtype),)
 
 
 def norm_rows(n_rows: int, width: int, item: int) -> int:
@@ -58,6 +65,7 @@ def norm_grad_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: 
         Piece("a", (rows,), dtype),
         Piece("b", (rows,), dtype),
         Piece("levels", (depth, 2, width), dtype),
+        Piece("average", (width,), dtype),
     )
 
 
@@ -77,18 +85,27 @@ def softmax_work_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, param
     return (Piece("work", (rows, width), dtype), *softmax_pieces(out_shapes, in_shapes, dtype, params))
 
 
+def _row_numbers(n_rows: int, dtype: str, floats: Sequence[str]) -> tuple[Piece, ...]:
+    """What a cross-entropy keeps of each row."""
+    flags = tuple(Piece(name, (n_rows,), "bool") for name in ("ignored", "inside", "flag"))
+    return (*(Piece(name, (n_rows,), dtype) for name in floats), *flags, Piece("index", (n_rows,), "int64"))
+
+
 def cross_entropy_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
     n_rows, width = in_shapes[0]
     rows = softmax_rows(n_rows, width, itemsize(dtype))
-    vectors = tuple(Piece(name, (rows,), dtype) for name in ("a", "b", "c"))
-    flags = tuple(Piece(name, (rows,), "bool") for name in ("ignored", "flag"))
-    return (Piece("work", (rows, width), dtype), Piece("index", (rows,), "int64"), *vectors, *flags)
+    vectors = _row_numbers(n_rows, dtype, ("m", "s", "at", "total", "term"))
+    return (Piece("work", (rows, width), dtype), *vectors)
+
+
+def cross_entropy_grad_pieces(
+    out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params
+) -> tuple[Piece, ...]:
+    return _row_numbers(in_shapes[0][0], dtype, ("s", "at", "total"))
 
 
 def finish_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
-    n_rows = in_shapes[0][0]
-    flags = tuple(Piece(name, (n_rows,), "bool") for name in ("ignored", "flag"))
-    return (Piece("c", (n_rows,), dtype), *flags)
+    return _row_numbers(in_shapes[0][0], dtype, ("term",))
 
 
 CONTRACTS = (
@@ -151,7 +168,7 @@ CONTRACTS = (
         name="cross_entropy_grad",
         doc="outs dlogits_RV; ins logits_RV, targets_R, lse_R, dloss_R. params as cross_entropy, and offset: the "
         "global index of this slice's first column. 0 in padding columns and ignored rows.",
-        pieces=cross_entropy_pieces, flops=flops_per_input(3), bytes_moved=all_bytes,
+        pieces=cross_entropy_grad_pieces, flops=flops_per_input(3), bytes_moved=all_bytes,
         may_alias=aliases((0, 0)), error_eps=4.0,
     ),
     KernelContract(

@@ -5,7 +5,16 @@ from __future__ import annotations
 from math import prod
 
 from .base import (
-    KernelContract, Params, Piece, Shapes, aliases, all_bytes, block_rows, flops_per_input, itemsize, n_blocks,
+    KernelContract,
+    Params,
+    Piece,
+    Shapes,
+    aliases,
+    all_bytes,
+    block_rows,
+    flops_per_input,
+    itemsize,
+    n_blocks,
     tree_depth,
 )  # fmt: skip
 

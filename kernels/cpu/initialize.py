@@ -1,0 +1,104 @@
+"""``initialize``: first values of a variable, in float64 from one 64-bit word an element, rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..contracts.movement import DRAW_ELEMENTS
+from .blocks import Arrays, scratch_arrays
+from .quantile import normal_quantile
+from .random import Stream, element_strides, plan_draws
+
+# Words worth throwing away rather than placing the generator anew.
+MAX_GAP = 800
+# The normal distribution function at -2: truncated values lie within two standard deviations.
+_TAIL = 0.022750131948179207200282637166533
+
+
+def initialize(
+    outs: Arrays,
+    ins: Arrays,
+    scratch: np.ndarray | None,
+    *,
+    init: Mapping[str, Any],
+    name_key: int,
+    global_shape: Sequence[int],
+    start: Sequence[int],
+) -> Callable[[], None]:
+    """outs w; ins seed."""
+    w, kind = outs[0], init["kind"]
+    fixed = {"zeros": 0.0, "ones": 1.0, "constant": init.get("value", 0.0)}
+    if kind in fixed:
+        return partial(w.fill, fixed[kind])
+    buffers = scratch_arrays("initialize", outs, ins, scratch, {"init": init})
+    transform = partial(_TRANSFORMS[kind], init=init, buffers=buffers)
+    strides = element_strides(global_shape)
+    element = sum(s * stride for s, stride in zip(start, strides, strict=True))
+    draws = plan_draws(w.shape, strides, element, DRAW_ELEMENTS, MAX_GAP)
+    # Where each draw goes: the elements of w in C order, cut as the draws are.
+    targets = [_c_order(w, draw.at, draw.rows * draw.length) for draw in draws] if w.size else []
+    stream, seed = Stream(name_key), ins[0]
+
+    def call() -> None:
+        stream.start(int(seed), 0)
+        for draw, pieces in zip(draws, targets, strict=True):
+            n = draw.rows * draw.length
+            u, packed = buffers["u"][: draw.rows * draw.pitch], buffers["q"][:n]
+            stream.uniform(draw.element, u)
+            np.copyto(packed.reshape(draw.rows, draw.length), u.reshape(draw.rows, draw.pitch)[:, : draw.length])
+            np.copyto(buffers["u"][:n], packed)
+            transform(buffers["u"][:n])
+            for low, piece in pieces:
+                np.copyto(piece, buffers["u"][low : low + piece.size].reshape(piece.shape), "same_kind")
+
+    return call if w.size else (lambda: None)
+
+
+def _c_order(w: np.ndarray, first: int, n: int) -> list[tuple[int, np.ndarray]]:
+    """Views that cover elements [first, first + n) of w in C order, each with its place among the n."""
+    if w.flags.c_contiguous:
+        return [(0, w.reshape(-1)[first : first + n])]
+    if w.ndim == 1:
+        return [(0, w[first : first + n])]
+    inner = prod(w.shape[1:])
+    pieces: list[tuple[int, np.ndarray]] = []
+    done = 0
+    while done < n:
+        row, column = divmod(first + done, inner)
+        if column == 0 and n - done >= inner:
+            rows = (n - done) // inner
+            pieces.append((done, w[row : row + rows]))
+            done += rows * inner
+        else:
+            count = min(n - done, inner - column)
+            pieces += [(done + low, piece) for low, piece in _c_order(w[row], column, count)]
+            done += count
+    return pieces
+
+
+def _uniform(u: np.ndarray, init: Mapping[str, Any], buffers: dict[str, np.ndarray]) -> None:
+    low, high = float(init["low"]), float(init["high"])
+    np.multiply(u, high - low, u)
+    np.add(u, low, u)
+
+
+def _normal(u: np.ndarray, init: Mapping[str, Any], buffers: dict[str, np.ndarray]) -> None:
+    normal_quantile(u, buffers)
+    np.multiply(u, float(init.get("stddev", 1.0)), u)
+    np.add(u, float(init.get("mean", 0.0)), u)
+
+
+def _truncated_normal(u: np.ndarray, init: Mapping[str, Any], buffers: dict[str, np.ndarray]) -> None:
+    np.multiply(u, 1 - 2 * _TAIL, u)
+    np.add(u, _TAIL, u)
+    _normal(u, init, buffers)
+
+
+_TRANSFORMS = {"uniform": _uniform, "normal": _normal, "truncated_normal": _truncated_normal}
+
+KERNELS = {"initialize": initialize}
