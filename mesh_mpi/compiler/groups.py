@@ -47,7 +47,7 @@ def group_reductions(instructions: list[Instruction], extent, bound: int = GROUP
 
 def _groupable(instruction: Instruction, n_readers: dict[int, int]) -> bool:
     """Only sums whose operand nobody else reads are reduced in place in a group."""
-    return (instruction.name == "allreduce" and instruction.params["reduce"] == "sum"
+    return (instruction.name == "allreduce" and instruction.params["reduce"] == "sum" and instruction.inputs[0].root.kind == "temporary"
             and n_readers[instruction.inputs[0].root.number] == 1)
 
 

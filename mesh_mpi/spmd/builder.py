@@ -104,17 +104,11 @@ class Builder:
         view = x.ordered(names)
         return view if view.value.is_contiguous else self.copied(x, names)
 
-    def whole_root(self, x: LocalTensor) -> LocalTensor:
-        """Return the slice as a whole contiguous root, in its order of memory, copying if it is part of another."""
-        names = x.memory_order()
-        view = x.ordered(names)
-        if view.value.is_whole and view.value.kind == "temporary":
-            return view
-        return self.copied(x, names)
-
     def allreduce(self, x: LocalTensor, axes, reduce: str = "sum") -> LocalTensor:
         """Reduce over ``axes``, in place of the operand's memory where nobody else needs it."""
-        source = self.whole_root(x)
+        source = x.ordered(x.memory_order())
+        if not source.value.is_whole:
+            source = self.copied(x, source.names)
         out = Value(source.value.shape, source.value.dtype)
         self.collective("allreduce", out, source.value, axes, reduce=reduce)
         partial = [a for a in x.placement.partial if a not in axes]
