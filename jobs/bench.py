@@ -79,10 +79,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def open_step(config) -> Step:
-    """Bind the training step of a configuration to this process's machine. The only place that knows how that is done."""
+    """Bind the training step of a configuration to this process's machine."""
     from mesh_mpi.training.step import build
 
-    return build(config).measured_step()
+    return _TrainingStep(build(config))
+
+
+class _TrainingStep:
+    """A Training as a Step: the only place that knows how a Training is run."""
+
+    def __init__(self, training):
+        self._training, self._state, self._n_steps = training, training.new_state(), 0
+        self.n_ranks = training.step_program.mesh.size
+        self.peak_bytes = max(program.peak_bytes for program in training.programs)
+        self.comm_bytes = sum(collective.payload_bytes for collective in training.step_program.collectives())
+
+    def run(self) -> None:
+        self._training.run_step(self._state, self._n_steps)
+        self._n_steps += 1
+
+    def comm_s(self) -> float:
+        return self._state.machine.comm_s
+
+    def maxima(self, values: Sequence[float]) -> list[float]:
+        return self._state.machine.maxima(values)
 
 
 def measure(step: Step, config) -> dict:
