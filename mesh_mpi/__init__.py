@@ -25,5 +25,6 @@ from .graph.variable import placeholder as placeholder
 from .layout import Rules as Rules
 from .mesh import Mesh as Mesh
 from .ops import *  # noqa: F403
+from .runtime.state import State as State
 
 __version__ = "0.1.0"
