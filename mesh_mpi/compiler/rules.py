@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..dims import Dimension, Shape
 from ..errors import LayoutError, nearest
+from ..graph.variable import Variable
 from ..layout import Rules
 from ..mesh import Mesh
 from ..spmd.placement import Placement
@@ -104,6 +105,8 @@ def _conflicts(rules, operations) -> list[str]:
             found = rules.conflict(op.rules, t.shape)
             if found:
                 faults.append(_two_on_one(f"tensor {t!r}", found))
+            elif isinstance(t, Variable):
+                faults += _stored_conflict(rules, t)
         if not faults:
             space = op.definition.space(op)
             found = rules.conflict(op.rules, space.dims, space.whole)
@@ -113,6 +116,16 @@ def _conflicts(rules, operations) -> list[str]:
             faults.append("... and perhaps more.")
             break
     return faults
+
+
+def _stored_conflict(rules, variable: Variable) -> list[str]:
+    """Return the fault of a variable whose class of storage puts two of its dimensions on one axis, if it does."""
+    found = rules.conflict(variable.storage_class, variable.shape)
+    if found is None:
+        return []
+    a, b, axis = found
+    return [f"storage of {variable.storage_class}: variable {variable!r} has two dimensions on axis {axis!r}, {a} and {b}. "
+            "Split only one of them there."]
 
 
 def _two_on_one(what: str, found) -> str:
