@@ -46,6 +46,8 @@ class Model(Section):
     activation: str = "relu"  # or a product of activated projections, "gelu,linear"
     biases: bool = False  # biases in the projections
     tied_embedding: bool = True  # one table for the input and the softmax
+    embedding_stddev: Positive | None = None  # of the initial table and positions; null: 1/sqrt(d_model) if tied, else 1
+    scale_logits: bool = False  # multiply the softmax's input by 1/sqrt(d_model), as Mesh-TensorFlow does with a tied table of N(0, 1)
     dropout: Fraction = 0.0  # of the residual branches and inside the feed-forward
     attention_dropout: Fraction | None = None  # of the attention's weights; null: as dropout
     positions: Literal["learned"] = "learned"

@@ -40,7 +40,7 @@ class Dropout(Layer):
         super().__init__(name, dtype)
         if not 0 <= rate < 1:
             raise DimensionError(f"{self!r}: the rate is {rate}. Give a number of at least 0 and below 1.")
-        self.rate, self.broadcast, self.row = rate, tuple(broadcast), row
+        self.name, self.rate, self.broadcast, self.row = name, rate, tuple(broadcast), row
 
     def __call__(self, x: Tensor, masks: Masks | None) -> Tensor:
         """Drop elements of ``x``; without ``masks`` or at rate 0, return ``x`` itself."""
@@ -50,7 +50,7 @@ class Dropout(Layer):
             return dropout(x, self.rate, "mask", masks.step, masks.row_offset, self.row, tuple(n for n in self.broadcast if n in x.shape))
 
     def of_weights(self, masks: Masks | None) -> DropoutArgs | None:
-        """Return what an attention needs to drop its weights, or None."""
+        """Return what an attention needs to drop its weights, or None; to be called inside the layer that made this one."""
         if masks is None or not self.rate:
             return None
-        return DropoutArgs(self.rate, f"{self.path}/mask", masks.step, masks.row_offset)
+        return DropoutArgs(self.rate, f"{self.name}/mask", masks.step, masks.row_offset)

@@ -1,0 +1,159 @@
+"""Which bytes a row of a step's batch holds, and how large the batch is.
+
+Invariant: a row is a function of seed, step and global row; a rank makes its own rows only, and ranks that hold the same rows make the
+same ones. Nothing is kept between steps, so that a run resumes anywhere from the step's number, on any mesh.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ConfigError, ShapeError
+from ..keys import name_key
+
+N_ROUNDS = 6  # of the Feistel network; four already hide the input's order
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def permuted(index: np.ndarray, n: int, key: int) -> np.ndarray:
+    """Return where a permutation of 0 ... n - 1, chosen by the 64-bit ``key``, takes each ``index`` (int64, below ``n``).
+
+    A Feistel network on the next even power of two, walked until the result is below ``n``: constant memory whatever ``n``.
+    """
+    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+    keys = _mixed(np.arange(1, N_ROUNDS + 1, dtype=np.uint64) * _MIX[0] + np.uint64(key))
+    result, walking = np.asarray(index, np.uint64).copy(), np.ones(np.shape(index), bool)
+    while walking.any():
+        x = _feistel(result[walking], np.uint64(half), keys)
+        result[walking] = x
+        walking[walking] = x >= np.uint64(n)
+    return result.astype(np.int64)
+
+
+def _feistel(x: np.ndarray, half: np.uint64, keys: np.ndarray) -> np.ndarray:
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = x >> half, x & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right + key) & mask)
+    return (left << half) | right
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """Return 64-bit words well mixed (the finaliser of splitmix64); arithmetic is modulo 2**64."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * _MIX[1]
+        x = (x ^ (x >> np.uint64(27))) * _MIX[2]
+    return x ^ (x >> np.uint64(31))
+
+
+class ByteBatches:
+    """Next-byte prediction over an array of bytes: windows of ``length`` bytes, in an order drawn anew for each epoch.
+
+    ``data`` uint8 [n_bytes]; a step takes ``n_rows`` rows. Row r of step s (from 1) is window number (s - 1) n_rows + r of the endless
+    sequence of epochs; within an epoch each window, and so each byte as an input, comes at most once. The last n_bytes - 1 mod length
+    bytes are never inputs.
+
+    Raises ShapeError if the data holds no whole window.
+    """
+
+    def __init__(self, data: np.ndarray, length: int, n_rows: int, seed: int):
+        self.data, self.length, self.n_rows, self.seed = data, length, n_rows, seed
+        self.n_windows = (len(data) - 1) // length
+        if data.dtype != np.uint8 or data.ndim != 1 or self.n_windows < 1:
+            raise ShapeError(f"batches: data of {data.dtype} {list(data.shape)} and sequences of {length}. Give at least {length + 1} bytes (uint8).")
+
+    def starts(self, step: int, rows: slice) -> np.ndarray:
+        """Return the index of the first byte of each of ``rows`` (global, a range) of a step, int64 [rows]."""
+        sequence = np.arange(rows.start, rows.stop, dtype=np.int64) + (step - 1) * self.n_rows
+        epochs, numbers = np.divmod(sequence, self.n_windows)
+        windows = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            windows[chosen] = permuted(numbers[chosen], self.n_windows, name_key(f"batches {self.seed} {epoch}"))
+        return windows * self.length
+
+    def feeds(self, step: int) -> dict[str, Callable]:
+        """Return what a step is fed: callables that give int32 [rows, positions] for (rows, positions) slices of inputs and targets."""
+        return {"inputs": lambda slices: self._cut(step, slices, 0), "targets": lambda slices: self._cut(step, slices, 1)}
+
+    def _cut(self, step: int, slices, shift: int) -> np.ndarray:
+        rows, positions = slices
+        index = self.starts(step, rows)[:, None] + np.arange(positions.start + shift, positions.stop + shift)
+        return self.data[index].astype(np.int32)
+
+
+class SyntheticBatches:
+    """Symbols drawn evenly from ``vocab_size`` by seed, step, row and position: for measurements, and tests without a text."""
+
+    def __init__(self, vocab_size: int, length: int, n_rows: int, seed: int):
+        self.vocab_size, self.length, self.n_rows, self.seed = vocab_size, length, n_rows, seed
+
+    def feeds(self, step: int) -> dict[str, Callable]:
+        """Return what a step is fed: callables that give int32 [rows, positions] for (rows, positions) slices of inputs and targets."""
+        return {"inputs": lambda slices: self._cut(step, slices, 0), "targets": lambda slices: self._cut(step, slices, 1)}
+
+    def _cut(self, step: int, slices, shift: int) -> np.ndarray:
+        rows, positions = slices
+        row = np.arange(rows.start, rows.stop, dtype=np.uint64)[:, None] * np.uint64(self.length + 1)
+        index = row + np.arange(positions.start + shift, positions.stop + shift, dtype=np.uint64)
+        key = np.uint64(name_key(f"synthetic {self.seed} {step}"))
+        return (_mixed(index * _MIX[0] + key) % np.uint64(self.vocab_size)).astype(np.int32)
+
+
+def open_batches(source: str, vocab_size: int, length: int, n_rows: int, seed: int) -> ByteBatches | SyntheticBatches:
+    """Return the batches of a ``data`` entry: ``synthetic``, or the path of a file (plain or .gz) whose bytes are the symbols.
+
+    Raises ConfigError if there is no such file or the vocabulary has no place for its bytes.
+    """
+    if source == "synthetic":
+        return SyntheticBatches(vocab_size, length, n_rows, seed)
+    data = read_bytes(source)
+    if data.size and int(data.max()) >= vocab_size:
+        raise ConfigError(f"data: {source} holds byte {int(data.max())} and the vocabulary has {vocab_size} symbols. Set model.vocab_size=256.")
+    return ByteBatches(data, length, n_rows, seed)
+
+
+def read_bytes(path: str | Path) -> np.ndarray:
+    """Return the bytes of a file, uint8 [n_bytes]; a name that ends in .gz is uncompressed. Raises ConfigError if it cannot be read."""
+    try:
+        raw = Path(path).read_bytes()
+        return np.frombuffer(gzip.decompress(raw) if str(path).endswith(".gz") else raw, np.uint8)
+    except OSError as error:
+        raise ConfigError(f"data: {path} cannot be read: {error}. Give the path of a text, plain or .gz.") from None
+
+
+def unigram_entropy(data: np.ndarray) -> float:
+    """Return the entropy of the distribution of bytes, in nats a byte: what a model reaches that knows frequencies only."""
+    counts = np.bincount(np.asarray(data, np.uint8).ravel(), minlength=256).astype(np.float64)
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+def global_batch(form: str, value: int, length: int, n_replicas: int) -> int:
+    """Return the sequences of a step's batch over all ranks, from one of Mesh-TensorFlow's four forms.
+
+    ``form`` is ``tokens_per_batch``, ``sequences_per_batch``, ``tokens_per_replica`` or ``sequences_per_replica``; ``n_replicas`` is the number
+    of slices that the layout makes of the batch. Tokens that fill no whole sequence are dropped. Raises ConfigError for less than one sequence.
+    """
+    n = value // length if form.startswith("tokens") else value
+    if n < 1:
+        raise ConfigError(f"{form}: {value} tokens are less than one sequence of {length}. Give at least {length}.")
+    return n * n_replicas if form.endswith("replica") else n
+
+
+def n_microbatches(n_sequences: int, length: int, n_replicas: int, tokens_per_microbatch_per_replica: int) -> int:
+    """Return into how many equal microbatches a batch is cut so that a replica takes at most so many tokens at once.
+
+    ``length`` is that of the longest sequences (inputs or targets). A microbatch holds at least one sequence a replica. Raises ConfigError if the
+    batch does not divide over the replicas.
+    """
+    per_replica, rest = divmod(n_sequences, n_replicas)
+    if rest:
+        raise ConfigError(f"microbatches: {n_sequences} sequences do not divide over {n_replicas} slices of the batch. "
+                          f"Choose a multiple of {n_replicas}.")
+    most = max(1, tokens_per_microbatch_per_replica // length)
+    return min(k for k in range(1, per_replica + 1) if per_replica % k == 0 and per_replica // k <= most)
