@@ -193,11 +193,16 @@ def _fitting_library(path: Path, origin: str, vendor: Vendor, environment: Mappi
     if library is None:
         raise LaunchError(f"{found}, and no {soname} was found at its prefix. Set MPI4PY_MPIABI={abi} and MPI4PY_LIBMPI to its path.")
     added = {"MPI4PY_MPIABI": abi, "MPI4PY_LIBMPI": str(library)}
-    loaded = library_vendor({**environment, **added})
-    if not _fits(vendor, loaded):
-        raise LaunchError(f"{found}, and {loaded or 'nothing'} with MPI4PY_MPIABI={abi} MPI4PY_LIBMPI={library}. "
-                          "Give another mpiexec, or set those two variables yourself.")
-    return added, f"; its library instead of the default: MPI4PY_MPIABI={abi} MPI4PY_LIBMPI={library}"
+    path_too = {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(library.parent), environment.get("LD_LIBRARY_PATH")]))}
+    tried = []
+    for more in ({}, path_too):  # a library without a name of its own inside is found by the search path only
+        loaded = library_vendor({**environment, **added, **more})
+        if _fits(vendor, loaded):
+            words = " ".join(f"{name}={value}" for name, value in {**added, **more}.items())
+            return {**added, **more}, f"; its library instead of the default: {words}"
+        tried.append(str(loaded or "nothing"))
+    raise LaunchError(f"{found}, and with MPI4PY_MPIABI={abi} MPI4PY_LIBMPI={library}: {tried[0]}, with its folder on LD_LIBRARY_PATH as well: {tried[1]}. "
+                      "Give another mpiexec, or set those variables yourself.")
 
 
 def _fits(mpiexec: Vendor, library: Vendor | None) -> bool:
@@ -212,10 +217,10 @@ def _library_of(mpiexec: Path, soname: str) -> Path | None:
         said = subprocess.run([ldd, str(info)], capture_output=True, text=True, timeout=30).stdout
         linked = re.search(rf"{re.escape(soname)} => (\S+)", said)
         if linked and Path(linked[1]).exists():
-            return Path(linked[1])
+            return Path(os.path.normpath(linked[1]))
     for prefix in (mpiexec.parent.parent, mpiexec.resolve().parent.parent):
         for pattern in ("lib", "lib64", "lib/*-linux-gnu*", "lib/release"):
-            for folder in sorted(prefix.glob(pattern)):
+            for folder in sorted(Path(os.path.normpath(prefix)).glob(pattern)):
                 if (folder / soname).exists():
                     return folder / soname
     return None
