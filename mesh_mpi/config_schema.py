@@ -76,7 +76,7 @@ class Sgd(Section, tag="sgd", tag_field="name"):
 
     name: ClassVar[str] = "sgd"
     momentum: Fraction = 0.0
-    weight_decay: NonNegative = 0.0  # decoupled: w -= rate * weight_decay * w
+    weight_decay: NonNegative = 0.0  # added to the gradient: g + weight_decay * w; not for biases and variables of one dimension
     clip_norm: Positive | None = None  # bound of the global norm of the gradient; null: none
 
 

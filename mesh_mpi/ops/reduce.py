@@ -99,9 +99,13 @@ class _Reduce(OperationDef):
         out = b.new([x.dims[x.index[n]] for n in kept], b.placement(op, op.outputs[0].shape), op.outputs[0].dtype)
         b.emit("reduce", [out], [source], fn=self.fn, axes=tuple(i for i, n in enumerate(source.names) if n in names))
         out.placement = out.placement.with_partial((*x.placement.partial, *axes))
-        if self.fn != "sum" and axes:
+        if self.fn in ("max", "min") and axes:
             return [b.allreduce(out, axes, self.fn)]
         return [out]
+
+
+def _squares_vjp(op, douts):
+    return [op.inputs[0] * broadcast(douts[0] * 2.0, op.inputs[0].shape)]
 
 
 def _sum_vjp(op, douts):
@@ -114,6 +118,7 @@ def _max_vjp(op, douts):
 
 
 register(_Reduce("reduce_sum", "sum", _sum_vjp))
+register(_Reduce("reduce_sum_squares", "sum_squares", _squares_vjp))
 register(_Reduce("reduce_max", "max", _max_vjp))
 register(_Reduce("reduce_min", "min", _max_vjp))
 
@@ -139,6 +144,19 @@ def reduce_sum(x: Tensor, reduced_dim=None) -> Tensor:
     Raises  DimensionError if ``x`` has no such dimension.
     """
     return _reduce("reduce_sum", x, reduced_dim)
+
+
+def reduce_sum_squares(x: Tensor, reduced_dim=None) -> Tensor:
+    """Sum the squares of ``x`` over a dimension, several, or all, in one pass that stores no squares.
+
+    Shape   x [..., reduced_dim, ...] -> [...]; the other dimensions keep their order.
+    Comm    as :func:`reduce_sum`.
+    Grad    2 x times the output's gradient, broadcast.
+    Raises  DimensionError if ``x`` has no such dimension; DtypeError if ``x`` is of integers.
+    """
+    if not x.dtype.startswith("float"):
+        raise DtypeError(f"reduce_sum_squares: {x!r} has element type {x.dtype}. Cast it to a floating type first.")
+    return _reduce("reduce_sum_squares", x, reduced_dim) if _dims("reduce_sum_squares", x, reduced_dim) else FUNCTIONS["square"](x)
 
 
 def reduce_max(x: Tensor, reduced_dim=None) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..dims import Dimension, Shape
 from ..graph.tensor import Tensor
 from ..graph.variable import Variable
-from ..ops import cast, full, maximum, rsqrt, reduce_mean, square, sqrt, where
+from ..ops import cast, full, maximum, reduce_mean, reduce_sum_squares, rsqrt, sqrt, square, where
 from ..ops import pow as power
 from .update import UpdateInputs, decays, of_optimizer, slot
 
@@ -82,4 +82,4 @@ class Adafactor:
 
 
 def _rms(x: Tensor) -> Tensor:
-    return sqrt(reduce_mean(square(x)))
+    return sqrt(reduce_sum_squares(x) * (1.0 / x.shape.size))

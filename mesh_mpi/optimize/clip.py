@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..dims import Shape
 from ..graph.scope import rules_of, scope
 from ..graph.tensor import Tensor
-from ..ops import add_n, cast, div, full, isfinite, maximum, minimum, reduce_sum, sqrt, square
+from ..ops import add_n, cast, div, full, isfinite, maximum, minimum, reduce_sum_squares, sqrt
 
 
 class Clipped(NamedTuple):
@@ -35,7 +35,7 @@ def clip(gradients, count: Tensor, clip_norm: float | None = None) -> Clipped:
     """
     with rules_of("optimizer"), scope("clip"):
         count = maximum(count, 1.0)
-        norm = sqrt(add_n([reduce_sum(square(g)) for g in gradients])) / count
+        norm = sqrt(add_n([reduce_sum_squares(g) for g in gradients])) / count
         scale = div(1.0, count)
         if clip_norm is not None:
             tiny = full(Shape(), 1e-30, norm.dtype)
