@@ -1,0 +1,166 @@
+"""How a rank leaves: an error, a ``sys.exit`` or a lost thread on one rank ends the whole job, quickly and with a reason.
+
+Invariant: no rank waits for another that will never come. An error that all ranks raise alike is printed once and all end with
+code 2; whatever happens on one rank alone is printed by that rank, with its coordinates, and MPI_Abort ends the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from ..errors import MeshMpiError
+from ..keys import name_key
+from ..log import is_speaker, launcher_rank
+
+GRACE_S = 1.5  # how long a rank that fails waits for the others to fail alike
+KILL_S = 3.0  # how long MPI_Abort may take before this process kills itself, which ends the job too
+ERROR_CODE = 2
+
+
+class _Job:
+    """This process's part in the job; ``comm`` is a communicator used for leaving only, None before MPI started."""
+
+    def __init__(self):
+        self.installed = self.left = False
+        self.comm = self.mpi = None
+        self.place = ""
+        self.exit_code = 0
+        self.at_leave: list[Callable[[], None]] = []
+
+
+_job = _Job()
+
+
+def install() -> None:
+    """Take over uncaught exceptions (also of threads) and ``sys.exit``. Once; only for a process that a launcher started."""
+    if _job.installed:
+        return
+    _job.installed = True
+    sys.excepthook = _on_exception
+    threading.excepthook = _on_thread_exception
+    sys.exit = _exit
+
+
+def attach(comm, mpi) -> None:
+    """Use ``comm``, a communicator for this purpose alone, to agree about leaving; from now on the exit is watched."""
+    _job.comm, _job.mpi = comm, mpi
+    atexit.register(_leave)
+
+
+def describe(place: str) -> None:
+    """Set the coordinates that messages show for this rank."""
+    _job.place = place
+
+
+def at_leave(action: Callable[[], None]) -> None:
+    """Register what is done when this rank leaves, before it waits for the others."""
+    _job.at_leave.append(action)
+
+
+def rank_text() -> str:
+    """Return ``rank 3 {'data': 1, 'model': 1}``."""
+    rank = _job.comm.Get_rank() if _job.comm is not None else launcher_rank()
+    return f"rank {rank if rank is not None else 0}" + (f" {_job.place}" if _job.place else "")
+
+
+def report(error: MeshMpiError) -> int:
+    """Print an error of the user's as all ranks should see it and return the exit code, 2.
+
+    Raised by all ranks alike: the speaking rank prints its text. Raised here alone: this rank prints it and ends the job.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if _job.comm is None:
+        _print(text, is_speaker())
+        return ERROR_CODE
+    codes = _agree(name_key(text) >> 1, GRACE_S)
+    if codes is None:
+        _print(f"{rank_text()}: {text}", True)
+        end_job(ERROR_CODE)
+    elif len(dict.fromkeys(codes)) == 1:
+        _print(text, is_speaker())
+    else:
+        _print(f"{rank_text()}: {text}", True)
+    return ERROR_CODE
+
+
+def end_job(code: int) -> None:
+    """End every rank of the job, this one included, within seconds. Does not return under MPI."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if _job.comm is None:
+        os._exit(code)
+    killer = threading.Timer(KILL_S, os.kill, (os.getpid(), signal.SIGKILL))  # a dead rank makes the launcher end the job
+    killer.daemon = True
+    killer.start()
+    _job.comm.Abort(code)
+
+
+def _print(text: str, really: bool) -> None:
+    if really:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+
+def _on_exception(kind, error, trace) -> None:
+    if issubclass(kind, MeshMpiError):
+        raise SystemExit(report(error))  # raised in the hook, it sets the exit code
+    if issubclass(kind, KeyboardInterrupt):
+        _print(f"{rank_text()}: interrupted", True)
+        end_job(130)
+    _print(f"{rank_text()} failed and ends the job:\n{''.join(traceback.format_exception(kind, error, trace))}".rstrip(), True)
+    end_job(1)
+
+
+def _on_thread_exception(args) -> None:
+    if args.exc_type is SystemExit:
+        return
+    name = args.thread.name if args.thread is not None else "a thread"
+    trace = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
+    _print(f"{rank_text()}: thread {name!r} failed and ends the job:\n{trace}".rstrip(), True)
+    end_job(1)
+
+
+def _exit(status=None, /) -> None:
+    """``sys.exit`` that remembers its code: Python does not tell exit handlers."""
+    _job.exit_code = 0 if status is None else status if isinstance(status, int) else 1
+    raise SystemExit(status)
+
+
+def _leave() -> None:
+    """Runs at the end of the process, before MPI is finalised: wait for the others, or end them if this rank fails alone."""
+    for action in _job.at_leave:
+        action()
+    if _job.left:
+        return
+    code = _job.exit_code & 0xFF
+    if _agree(0, GRACE_S if code else None) is None:
+        _print(f"{rank_text()} left with exit code {code} while others are still running, and ends the job.", True)
+        end_job(code)
+
+
+def _agree(word: int, timeout_s: float | None) -> list[int] | None:
+    """Return the word that each rank left with, once all leave; None if they do not within ``timeout_s``."""
+    import numpy as np
+
+    _job.left = True
+    mine, all_words = np.array([word], np.int64), np.zeros(_job.comm.Get_size(), np.int64)
+    request = _job.comm.Iallgather(mine, all_words)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pause_s = 0.0005
+    while not request.Test():
+        if deadline is not None and time.monotonic() > deadline:
+            return None
+        time.sleep(pause_s)
+        pause_s = min(0.01, pause_s * 1.2)
+    return all_words.tolist()

@@ -1,0 +1,139 @@
+"""The watchdog: a thread that notices when this rank waits too long in a collective, says who waits where, and ends the job.
+
+Invariant: a collective pays for it two attribute stores; files are written by the thread alone, at a low rate.
+
+MESH_MPI_WATCHDOG_S        seconds without an end of a collective (default 600; 0: off)
+MESH_MPI_WATCHDOG_ABORT    0: report and go on waiting
+MESH_MPI_WATCHDOG_DIR      folder for one small file a rank; on a shared file system, ranks of other nodes are seen too
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..mesh import Mesh
+from . import abort
+
+
+class Progress:
+    """Where a rank is: ``count`` collectives ended, and ``label`` of the one it is in ("" outside)."""
+
+    __slots__ = ("count", "label")
+
+    def __init__(self):
+        self.count, self.label = 0, ""
+
+    @contextlib.contextmanager
+    def during(self, label: str):
+        """Mark a collective of the host's (not of a program)."""
+        self.label = label
+        yield
+        self.count += 1
+        self.label = ""
+
+
+class Watchdog(threading.Thread):
+    """Looks at ``progress`` every ``period_s`` and reports after ``timeout_s`` in one collective."""
+
+    def __init__(self, progress: Progress, rank: int, n_ranks: int, folder: Path, timeout_s: float, ends_job: bool):
+        super().__init__(name="mesh_mpi watchdog", daemon=True)
+        self.progress, self.rank, self.n_ranks, self.folder = progress, rank, n_ranks, folder
+        self.timeout_s, self.ends_job = timeout_s, ends_job
+        self.period_s = min(30.0, max(0.05, timeout_s / 20))
+        self.mesh: Mesh | None = None
+        self._seen: tuple[int, str] = (0, "")
+        self._since = time.time()
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Write and look until stopped."""
+        while not self._stop.wait(self.period_s):
+            now = (self.progress.count, self.progress.label)
+            if now != self._seen:
+                self._seen, self._since = now, time.time()
+            self._write()
+            if self._seen[1] and time.time() - self._since > self.timeout_s:
+                self._report()
+                if self.ends_job:
+                    abort.end_job(1)
+                self._since = time.time()
+
+    def stop(self) -> None:
+        """End the thread; the last rank to leave takes the folder with it."""
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            self._file(self.rank).unlink()
+            self.folder.rmdir()  # fails while others still have files in it
+
+    def _file(self, rank: int) -> Path:
+        return self.folder / f"rank_{rank}.json"
+
+    def _write(self) -> None:
+        record = {"count": self._seen[0], "label": self._seen[1], "since": self._since, "written": time.time()}
+        with contextlib.suppress(OSError):  # a full disk must not end a run
+            temporary = self.folder / f".rank_{self.rank}"
+            temporary.write_text(json.dumps(record))
+            os.replace(temporary, self._file(self.rank))
+
+    def _report(self) -> None:
+        count, label = self._seen
+        lines = [f"watchdog: {self._who(self.rank)} has waited {time.time() - self._since:.1f} s in collective {count} since its start: {label}"]
+        lines += [f"watchdog:   {self._who(rank)} {self._state(rank, count, label)}" for rank in range(self.n_ranks) if rank != self.rank]
+        lines.append(f"watchdog: Python stacks of {self._who(self.rank)}:")
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        sys.__stderr__.flush()
+
+    def _who(self, rank: int) -> str:
+        place = f" {self.mesh.coordinate(rank)}" if self.mesh is not None and self.mesh.names else ""
+        return f"rank {rank}{place}"
+
+    def _state(self, rank: int, count: int, label: str) -> str:
+        try:
+            record = json.loads(self._file(rank).read_text())
+        except (OSError, ValueError):
+            return "left no file here: it ended, or runs on a node that does not share MESH_MPI_WATCHDOG_DIR"
+        silent = time.time() - record["written"]
+        dead = f"; its process has been silent for {silent:.1f} s" if silent > 3 * self.period_s + 2 else ""
+        if (record["count"], record["label"]) == (count, label):
+            return f"is there too{dead}"
+        doing = f"waits in collective {record['count']}: {record['label']}" if record["label"] else f"is outside collectives, {record['count']} done"
+        late = "HAS NOT ARRIVED: " if record["count"] <= count else "is further: "
+        return f"{late}{doing}, since {time.time() - record['since']:.1f} s{dead}"
+
+
+def start_watchdog(progress: Progress, rank: int, n_ranks: int, from_rank_0: Callable[[str], str]) -> Watchdog | None:
+    """Start this rank's watchdog, or return None where it is off. Comm: ``from_rank_0`` spreads the folder's name."""
+    given = os.environ.get("MESH_MPI_WATCHDOG_S", "600")
+    try:
+        timeout_s = float(given)
+    except ValueError:
+        timeout_s = 600.0
+    folder = ""
+    if rank == 0 and timeout_s > 0:
+        base = os.environ.get("MESH_MPI_WATCHDOG_DIR") or tempfile.gettempdir()
+        with contextlib.suppress(OSError):
+            os.makedirs(base, exist_ok=True)
+            folder = tempfile.mkdtemp(prefix="mesh_mpi_watchdog_", dir=base)
+    folder = from_rank_0(folder)
+    if not folder or n_ranks == 1:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        return None
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)  # on another node the folder is that node's own
+    watchdog = Watchdog(progress, rank, n_ranks, Path(folder), timeout_s, os.environ.get("MESH_MPI_WATCHDOG_ABORT", "1") != "0")
+    watchdog.start()
+    abort.at_leave(watchdog.stop)
+    return watchdog
