@@ -80,6 +80,10 @@ def pointwise(kind: str, *operands) -> Tensor:
     for _, x in scalars:
         if not isinstance(x, (int, float)):
             raise DtypeError(f"{kind}: operand {x!r} is neither a tensor nor a number.")
+    if kind == "mul" and len(scalars) == 1:  # gradients begin with ones: a number times a constant is a constant
+        x = next(t for t in operands if isinstance(t, Tensor))
+        if x.operation.definition.kind == "full" and x.dtype.startswith("float"):
+            return build("full", [], shape=x.shape, value=x.operation.attributes["value"] * scalars[0][1], dtype=x.dtype)[0]
     return build(kind, [x for x in operands if isinstance(x, Tensor)], scalars=scalars)[0]
 
 

@@ -253,7 +253,11 @@ def broadcast(x: Tensor, dims) -> Tensor:
     Raises  DimensionError if ``dims`` lacks a dimension of ``x``.
     """
     shape = as_shape(dims)
-    return x if set(shape.dims) == set(x.shape.dims) else build("broadcast", [x], shape=shape)[0]
+    if set(shape.dims) == set(x.shape.dims):
+        return x
+    if x.operation.definition.kind == "full" and not len(x.shape):
+        return full(shape, x.operation.attributes["value"], x.dtype)
+    return build("broadcast", [x], shape=shape)[0]
 
 
 class _Full(OperationDef):
