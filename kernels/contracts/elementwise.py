@@ -16,7 +16,7 @@ FUNCTIONS: dict[str, tuple[int, int]] = {
     **{name: (0, 1) for name in _SIMPLE},
     "rsqrt": (0, 2), "cast": (0, 0), "copy": (0, 0), "where": (2, 1),
     "sigmoid": (0, 5), "softplus": (1, 6), "silu": (1, 6), "gelu": (1, 8), "elu": (2, 4), "selu": (2, 5),
-    "leaky_relu": (1, 2), "relu_grad": (1, 1), "leaky_relu_grad": (1, 2), "sigmoid_grad": (1, 3),
+    "leaky_relu": (1, 2), "relu_grad": (1, 1), "leaky_relu_grad": (2, 3), "sigmoid_grad": (1, 3),
     "tanh_grad": (1, 3), "softplus_grad": (1, 5), "silu_grad": (2, 8), "gelu_grad": (3, 14),
     "elu_grad": (1, 3), "selu_grad": (3, 7),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..contracts.movement import MASK_ELEMENTS
-from .blocks import Arrays, constant, scratch_arrays, spans
+from .blocks import Arrays, constant, frugal, scratch_arrays, spans
 from .random import Draw, Stream, element_strides, keep_threshold, plan_draws
 
 # 16-bit draws worth throwing away rather than placing the generator anew (about 3 us).
@@ -55,7 +55,7 @@ def dropout(
             np.multiply(keep_flat, scale, mask_flat)
             np.multiply(x_box, mask_box, y_box)
 
-    return call
+    return frugal(call)
 
 
 def fill_keep(stream: Stream, draw: Draw, shift: int, threshold: np.ndarray, out: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from math import pi, sqrt
 
 import numpy as np
 
-from .blocks import Call, constant, ufunc
+from .blocks import Call, constant, full, ufunc
 
 Work = Callable[[int, np.dtype], np.ndarray]
 Operands = Sequence[np.ndarray]
@@ -38,12 +38,18 @@ def _c(value: float, like: np.ndarray) -> np.ndarray:
     return constant(value, like.dtype)
 
 
+def _all(value: float, like: np.ndarray) -> np.ndarray:
+    """An array of ``value`` as large as the block: see ``blocks.full``."""
+    size = 1 << max(0, like.size - 1).bit_length()
+    return full(size, value, like.dtype)[: like.size].reshape(like.shape)
+
+
 def _sigmoid_into(x: np.ndarray, y: np.ndarray) -> list[Call]:
     """1 / (1 + exp(-x)); the exponent is bounded so that exp does not overflow, which would set off a warning."""
     bound = 88.0 if y.dtype.itemsize == 4 else 709.0
     return [
         ufunc(np.negative, x, out=y),
-        ufunc(np.minimum, y, _c(bound, y), out=y),
+        ufunc(np.minimum, y, _all(bound, y), out=y),
         ufunc(np.exp, y, out=y),
         ufunc(np.add, y, _c(1, y), out=y),
         ufunc(np.true_divide, _c(1, y), y, out=y),
@@ -51,7 +57,7 @@ def _sigmoid_into(x: np.ndarray, y: np.ndarray) -> list[Call]:
 
 
 def _relu(s: Operands, y: np.ndarray, work: Work) -> list[Call]:
-    return [ufunc(np.maximum, s[0], _c(0, y), out=y)]
+    return [ufunc(np.maximum, s[0], _all(0, y), out=y)]
 
 
 def _rsqrt(s: Operands, y: np.ndarray, work: Work) -> list[Call]:
@@ -70,7 +76,7 @@ def _softplus(s: Operands, y: np.ndarray, work: Work) -> list[Call]:
         ufunc(np.negative, w, out=w),
         ufunc(np.exp, w, out=w),
         ufunc(np.log1p, w, out=w),
-        ufunc(np.maximum, s[0], _c(0, y), out=y),
+        ufunc(np.maximum, s[0], _all(0, y), out=y),
         ufunc(np.add, y, w, out=y),
     ]
 
@@ -181,9 +187,9 @@ def _elu_scaled(s: Operands, y: np.ndarray, work: Work, scale: float, alpha: flo
     """scale (max(x, 0) + alpha (exp(min(x, 0)) - 1))"""
     low, high = work(0, y.dtype), work(1, y.dtype)
     calls = [
-        ufunc(np.minimum, s[0], _c(0, y), out=low),
+        ufunc(np.minimum, s[0], _all(0, y), out=low),
         ufunc(np.expm1, low, out=low),
-        ufunc(np.maximum, s[0], _c(0, y), out=high),
+        ufunc(np.maximum, s[0], _all(0, y), out=high),
     ]
     if (scale, alpha) != (1.0, 1.0):
         calls.append(ufunc(np.multiply, low, _c(alpha * scale, y), out=low))
@@ -202,7 +208,7 @@ def _selu(s: Operands, y: np.ndarray, work: Work) -> list[Call]:
 def _elu_grad(s: Operands, dx: np.ndarray, work: Work) -> list[Call]:
     w = work(0, dx.dtype)
     return [
-        ufunc(np.minimum, s[0], _c(0, dx), out=w),
+        ufunc(np.minimum, s[0], _all(0, dx), out=w),
         ufunc(np.exp, w, out=w),
         ufunc(np.multiply, w, s[1], out=dx),
     ]
@@ -212,7 +218,7 @@ def _selu_grad(s: Operands, dx: np.ndarray, work: Work) -> list[Call]:
     """dy scale (alpha exp(min(x, 0)), or 1 where x > 0)"""
     w, positive, excess = work(0, dx.dtype), work(1, np.dtype(bool)), work(2, dx.dtype)
     return [
-        ufunc(np.minimum, s[0], _c(0, dx), out=w),
+        ufunc(np.minimum, s[0], _all(0, dx), out=w),
         ufunc(np.exp, w, out=w),
         ufunc(np.multiply, w, _c(_SELU_SCALE * _SELU_ALPHA, dx), out=w),
         ufunc(np.greater, s[0], _c(0, s[0]), out=positive),

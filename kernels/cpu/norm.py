@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from ..contracts.rows import norm_rows
-from .blocks import Arrays, Call, constant, ones, pairwise, run, scratch_arrays, spans, ufunc
+from .blocks import Arrays, Call, chain, constant, ones, pairwise, run, scratch_arrays, spans, ufunc
 
 
 def layer_norm(
@@ -132,7 +132,7 @@ def _norm_grad(
         ]
         if mean_R is not None:
             calls.append(ufunc(np.subtract, work, mean_g[:, None], out=work))
-        return run([*calls, ufunc(np.multiply, work, rstd, out=dx)])
+        return chain([*calls, ufunc(np.multiply, work, rstd, out=dx)])
 
     def add(level: int) -> Call:
         here, above = levels[level, :n_sums], levels[level + 1, :n_sums]

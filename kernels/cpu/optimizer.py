@@ -13,7 +13,7 @@ from math import sqrt
 import numpy as np
 
 from ..contracts.updates import sums_rows
-from .blocks import Arrays, Call, boxes, constant, ones, pairwise, run, same_view, scratch_arrays, ufunc
+from .blocks import Arrays, Call, boxes, chain, constant, ones, pairwise, run, same_view, scratch_arrays, ufunc
 from .movement import copy
 
 
@@ -189,7 +189,7 @@ def _two_sums(g: np.ndarray, vr: np.ndarray, vc: np.ndarray, buffers: dict[str, 
     def leaf(block: int, level: int) -> Call:
         part = g[block * rows : (block + 1) * rows]
         squares = buffers["squares"][: len(part)]
-        return run(
+        return chain(
             [
                 ufunc(np.multiply, part, part, out=squares),
                 partial(np.matmul, ones(len(part), g.dtype), squares, levels[level]),
