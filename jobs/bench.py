@@ -82,27 +82,7 @@ def open_step(config) -> Step:
     """Bind the training step of a configuration to this process's machine."""
     from mesh_mpi.training.step import build
 
-    return _TrainingStep(build(config))
-
-
-class _TrainingStep:
-    """A Training as a Step: the only place that knows how a Training is run."""
-
-    def __init__(self, training):
-        self._training, self._state, self._n_steps = training, training.new_state(), 0
-        self.n_ranks = training.step_program.mesh.size
-        self.peak_bytes = max(program.peak_bytes for program in training.programs)
-        self.comm_bytes = sum(collective.payload_bytes for collective in training.step_program.collectives())
-
-    def run(self) -> None:
-        self._training.run_step(self._state, self._n_steps)
-        self._n_steps += 1
-
-    def comm_s(self) -> float:
-        return self._state.machine.comm_s
-
-    def maxima(self, values: Sequence[float]) -> list[float]:
-        return self._state.machine.maxima(values)
+    return build(config).measured_step()
 
 
 def measure(step: Step, config) -> dict:
@@ -121,7 +101,7 @@ def measure(step: Step, config) -> dict:
     step_s, work = statistics.median(slowest), flops(config)
     rate, ceiling = work / step_s / 1e9, step.n_ranks * (before + after) / 2
     return {
-        "n_ranks": step.n_ranks, "mesh_shape": config.mesh_shape, "layout": config.layout, "threads": _threads(),
+        "n_ranks": step.n_ranks, "mesh_shape": config.mesh_shape, "layout": config.layout, "threads": _threads(step.n_ranks),
         "step_s": round(step_s, 5), "step_s_min": round(min(slowest), 5), "step_s_max": round(max(slowest), 5),
         "tokens_per_s": round(config.n_tokens / step_s, 1), "comm_s": round(comm_s, 6), "comm_fraction": round(comm_s / step_s, 4),
         "comm_bytes": step.comm_bytes, "flops": work, "gflops_per_s": round(rate, 2),
@@ -214,5 +194,8 @@ def tokens_per_s(command: list[str] | str, whose: str) -> float:
     raise LaunchError(f"bench: {whose} printed no line of JSON with tokens_per_s. It must end with one, as in {{\"tokens_per_s\": 1000.0}}.")
 
 
-def _threads() -> int:
-    return int(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+def _threads(n_ranks: int) -> int:
+    """Return the BLAS threads of a rank: what the environment says, else its share of the cores (as the runtime has it)."""
+    given = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(given) if given.isdigit() else max(1, cores // n_ranks)

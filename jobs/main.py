@@ -44,8 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command.run(parsed)
     except MeshMpiError as error:
-        say(f"{type(error).__name__}: {error}")
-        return 2
+        from mesh_mpi.runtime.abort import report  # it knows whether MPI has started, and agrees with the other ranks if so
+
+        return report(error)
     except KeyboardInterrupt:
         return 130
 

@@ -115,3 +115,26 @@ def test_requests_without_meaning_are_refused_with_what_to_do():
                              (["--rounds", "0", "--in-turn-with", "x"], {}, "--rounds is 0")]:
         result = run_group([*command, *words], 30, {**import_path(), **env})
         assert result.returncode == 2 and text in result.stderr and "Traceback" not in result.stderr, result
+
+
+def test_explain_prints_every_program_of_a_configuration_for_any_number_of_ranks():
+    command = [sys.executable, "-m", "mesh_mpi.jobs.main", "explain", "runs/quickstart.yaml"]
+    summary = run_group([*command, "--summary", "mesh_shape=data:4;model:2"], 60, import_path()).check().stdout
+    assert "data=4, model=2" in summary and "allreduce" in summary
+    listing = run_group(command, 60, import_path()).check().stdout
+    assert len(listing.splitlines()) > 10 * len(summary.splitlines()) and "data=2, model=2" in listing
+    wrong = run_group([*command, "layout=btch:data"], 60, import_path())
+    assert wrong.returncode == 2 and "'btch'" in wrong.stderr and "'batch'" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_two_real_ranks_are_measured_in_turn_with_a_peer(tmp_path):
+    peer = tmp_path / "peer.py"
+    peer.write_text("print('{\"tokens_per_s\": 2.0}')")
+    command = [sys.executable, "-m", "mesh_mpi.jobs.main", "bench", "runs/quickstart.yaml", "mesh_shape=data:2;model:1", "--steps", "2"]
+    said = run_group([*command, "-n", "2", "--rounds", "1", "--in-turn-with", f"{sys.executable} {peer}"], 240, import_path()).check()
+    found = json.loads(said.stdout.splitlines()[-1])
+    assert found["peer"] == [2.0] and found["ratio"] == pytest.approx(found["this"][0] / 2.0, rel=1e-4)
+    alone = run_group([*command, "-n", "2"], 240, import_path()).check().stdout.splitlines()
+    figures = json.loads(alone[-1])
+    assert len(alone) == 2 and " tokens/s, " in alone[0] and figures["n_ranks"] == 2 and figures["threads"] == 1
+    assert 0 < figures["comm_s"] <= figures["step_s"] and figures["comm_bytes"] > 4 * 442368 and figures["sgemm_fraction"] > 0
