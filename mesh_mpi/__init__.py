@@ -23,6 +23,7 @@ from .graph.variable import Accumulator as Accumulator
 from .graph.variable import Variable as Variable
 from .graph.variable import placeholder as placeholder
 from .layout import Rules as Rules
+from .log import say as say  # before the operations: the module must not take the name of the function log
 from .mesh import Mesh as Mesh
 from .ops import *  # noqa: F403
 from .runtime.state import State as State

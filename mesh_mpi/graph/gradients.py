@@ -55,7 +55,12 @@ def gradients(ys, xs, grad_ys=None) -> list[Tensor | None]:
                 if set(dx.shape.dims) != set(x.shape.dims) or dx.dtype != x.dtype:
                     raise GraphError(f"gradients: {op!r} gave {dx!r} of {dx.dtype} as gradient of {x!r} of {x.dtype}.")
                 terms.setdefault(id(x), []).append(dx)
-    return [_total(x, terms, sums) for x in xs]
+    return [_in_order(x, _total(x, terms, sums)) for x in xs]
+
+
+def _in_order(x: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient with the dimensions in the order of ``x``, which is what comes out of a program."""
+    return gradient if gradient is None or gradient.shape == x.shape else OPERATORS["transpose"](gradient, x.shape)
 
 
 def _total(x: Tensor, terms, sums) -> Tensor | None:

@@ -9,6 +9,7 @@ as the reference system does (documented because every choice is defensible).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ..dims import Shape
@@ -80,6 +81,8 @@ def pointwise(kind: str, *operands) -> Tensor:
     for _, x in scalars:
         if not isinstance(x, (int, float)):
             raise DtypeError(f"{kind}: operand {x!r} is neither a tensor nor a number.")
+    if kind == "add" and not scalars and set(operands[0].shape) == set(operands[1].shape) and operands[0].dtype == operands[1].dtype:
+        return build("add_n", operands)[0]  # so that equal partial sums are added before they are reduced
     if kind == "mul" and len(scalars) == 1:  # gradients begin with ones: a number times a constant is a constant
         x = next(t for t in operands if isinstance(t, Tensor))
         if x.operation.definition.kind == "full" and x.dtype.startswith("float"):
@@ -121,6 +124,12 @@ def _where_gradient(op, dy):
     return _pick(op, [None, where(c, dy, 0.0), where(c, 0.0, dy)])
 
 
+def _log(base):
+    if isinstance(base, Tensor):
+        return pointwise("log", base)
+    return math.log(base) if base > 0 else math.nan
+
+
 def _mask(kind):
     """Gradient of maximum and minimum: to whichever operand is taken, to both in a tie."""
     def gradient(op, dy):
@@ -135,7 +144,7 @@ _GRADIENTS: dict[str, Callable | str] = {
     "mul": _binary(lambda a, b, dy: [lambda: dy * b, lambda: dy * a]),
     "div": _binary(lambda a, b, dy: [lambda: dy / b, lambda: -(dy * (a / (b * b)))]),
     "pow": _binary(lambda a, b, dy: [lambda: dy * (b * pointwise("pow", a, b - 1)),
-                                     lambda: dy * (pointwise("pow", a, b) * pointwise("log", a))]),
+                                     lambda: dy * (pointwise("pow", a, b) * _log(a))]),
     "maximum": _mask("maximum"), "minimum": _mask("minimum"), "where": _where_gradient,
     "neg": _unary(lambda x, y, dy: -dy), "exp": _unary(lambda x, y, dy: dy * y), "log": _unary(lambda x, y, dy: dy / x),
     "sqrt": _unary(lambda x, y, dy: dy / (y * 2.0)), "rsqrt": _unary(lambda x, y, dy: dy * (y * y * y * -0.5)),

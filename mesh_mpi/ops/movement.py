@@ -10,7 +10,7 @@ import math
 from ..dims import Dimension, Shape, as_shape, require
 from ..errors import DimensionError, LayoutError, ShapeError
 from ..graph.operation import OperationDef, Space, build, register
-from ..graph.tensor import Tensor
+from ..graph.tensor import OPERATORS, Tensor
 from ..layout import Rules
 from ..spmd.local import LocalTensor
 from ..spmd.placement import Placement
@@ -369,3 +369,4 @@ class _Reorder(OperationDef):
 
 
 register(_Reorder())
+OPERATORS.update(transpose=transpose)
