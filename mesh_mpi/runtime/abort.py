@@ -21,7 +21,7 @@ from ..keys import name_key
 from ..log import is_speaker, launcher_rank
 
 GRACE_S = 1.5  # how long a rank that fails waits for the others to fail alike
-KILL_S = 3.0  # how long MPI_Abort may take before this process kills itself, which ends the job too
+KILL_S = 3.0  # how long MPI_Abort, or joining the others in MPI_Init, may take before this process kills itself
 ERROR_CODE = 2
 
 
@@ -30,7 +30,7 @@ class _Job:
 
     def __init__(self):
         self.installed = self.left = False
-        self.comm = self.mpi = None
+        self.comm = None
         self.place = ""
         self.exit_code = 0
         self.at_leave: list[Callable[[], None]] = []
@@ -49,10 +49,11 @@ def install() -> None:
     sys.exit = _exit
 
 
-def attach(comm, mpi) -> None:
-    """Use ``comm``, a communicator for this purpose alone, to agree about leaving; from now on the exit is watched."""
-    _job.comm, _job.mpi = comm, mpi
-    atexit.register(_leave)
+def attach(mpi) -> None:
+    """From now on agree with the other ranks about leaving, on a communicator for this purpose alone. Comm: makes it."""
+    if _job.comm is None:
+        _job.comm = mpi.COMM_WORLD.Dup()
+        atexit.register(_leave)
 
 
 def describe(place: str) -> None:
@@ -61,7 +62,7 @@ def describe(place: str) -> None:
 
 
 def at_leave(action: Callable[[], None]) -> None:
-    """Register what is done when this rank leaves, before it waits for the others."""
+    """Register what is done when all ranks leave, or when this one ends the job."""
     _job.at_leave.append(action)
 
 
@@ -77,9 +78,10 @@ def report(error: MeshMpiError) -> int:
     Raised by all ranks alike: the speaking rank prints its text. Raised here alone: this rank prints it and ends the job.
     """
     text = f"{type(error).__name__}: {error}"
-    if _job.comm is None:
-        _print(text, is_speaker())
+    if launcher_rank() is None:
+        _print(text, True)
         return ERROR_CODE
+    _join(f"{rank_text()}: {text}")
     codes = _agree(name_key(text) >> 1, GRACE_S)
     if codes is None:
         _print(f"{rank_text()}: {text}", True)
@@ -96,12 +98,43 @@ def end_job(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    if _job.comm is None:
+    for action in _job.at_leave:
+        action()
+    if launcher_rank() is None:
         os._exit(code)
-    killer = threading.Timer(KILL_S, os.kill, (os.getpid(), signal.SIGKILL))  # a dead rank makes the launcher end the job
-    killer.daemon = True
-    killer.start()
+    _kill_after(KILL_S, "")
+    _join("")
     _job.comm.Abort(code)
+
+
+def _kill_after(seconds: float, text: str) -> threading.Event:
+    """Kill this process after a while unless the event returned is set: a dead rank makes every launcher end the job."""
+    done = threading.Event()
+
+    def kill() -> None:
+        if not done.wait(seconds):
+            _print(text, bool(text))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    return done
+
+
+def _join(text: str) -> None:
+    """Start MPI if this rank failed before it did: the others wait for it in MPI_Init, where nothing else could reach them.
+
+    If they are elsewhere, ``text`` is printed and this process killed, which they cannot miss.
+    """
+    if _job.comm is None:
+        done = _kill_after(KILL_S, text)
+        try:
+            from mpi4py import MPI
+
+            attach(MPI)
+        except (ImportError, RuntimeError):
+            _print(text, bool(text) and is_speaker())
+            os._exit(ERROR_CODE)  # no MPI library: it fails alike on every rank
+        done.set()
 
 
 def _print(text: str, really: bool) -> None:
@@ -139,14 +172,12 @@ def _exit(status=None, /) -> None:
 
 def _leave() -> None:
     """Runs at the end of the process, before MPI is finalised: wait for the others, or end them if this rank fails alone."""
-    for action in _job.at_leave:
-        action()
-    if _job.left:
-        return
     code = _job.exit_code & 0xFF
-    if _agree(0, GRACE_S if code else None) is None:
+    if not _job.left and _agree(0, GRACE_S if code else None) is None:
         _print(f"{rank_text()} left with exit code {code} while others are still running, and ends the job.", True)
         end_job(code)
+    for action in _job.at_leave:
+        action()
 
 
 def _agree(word: int, timeout_s: float | None) -> list[int] | None:

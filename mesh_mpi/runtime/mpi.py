@@ -31,9 +31,9 @@ class World:
         world = self.mpi.COMM_WORLD
         self.vendor = "{} {}".format(self.mpi.get_vendor()[0], ".".join(map(str, self.mpi.get_vendor()[1])))
         _check_size(launcher_size(), world.Get_size(), self.vendor)
+        abort.attach(self.mpi)  # first of all: a rank that failed before it came here makes the same duplicate
         self.comm = world.Dup()
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-        abort.attach(world.Dup(), self.mpi)
         node = self.comm.Split_type(self.mpi.COMM_TYPE_SHARED)
         masks = node.allgather(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1)))
         self.n_ranks_on_node = node.Get_size()
@@ -58,8 +58,9 @@ def mpi_machine(mesh: Mesh) -> MpiMachine:
         raise MeshError(f"mesh {mesh} needs {mesh.size} ranks and {world.size} are running. "
                         f"Start with -n {mesh.size}, or choose sizes whose product is {world.size}.")
     if mesh not in world.meshes:
-        _check_same(world.comm, {"mesh": repr(mesh)})
-        world.meshes[mesh] = MpiMachine(mesh, world)
+        with world.progress.during(f"setting up mesh {mesh}"):
+            _check_same(world.comm, {"mesh": repr(mesh)})
+            world.meshes[mesh] = MpiMachine(mesh, world)
         abort.describe(f"{world.meshes[mesh].coordinates[0]}")
         if world.watchdog is not None:
             world.watchdog.mesh = mesh
@@ -90,7 +91,8 @@ class MpiMachine:
         """Return the communicator of this rank's group along a set of axes. Comm: collective the first time for a set."""
         axes = tuple(a for a in self.mesh.names if a in axes)
         if axes not in self._groups:
-            comm = self._cart.Sub([name in axes for name in self.mesh.names]) if axes != self.mesh.names else self._cart
+            with self.progress.during(f"making the communicator over {'*'.join(axes)}"):
+                comm = self._cart.Sub([name in axes for name in self.mesh.names]) if axes != self.mesh.names else self._cart
             self._groups[axes] = Communicator(comm, axes, self, self.world.mpi)
         return self._groups[axes]
 

@@ -1,5 +1,7 @@
 """The watchdog: a thread that notices when this rank waits too long in a collective, says who waits where, and ends the job.
 
+The first rank to run out of patience speaks; ranks that are elsewhere then show their own stacks, and it ends the job.
+
 Invariant: a collective pays for it two attribute stores; files are written by the thread alone, at a low rate.
 
 MESH_MPI_WATCHDOG_S        seconds without an end of a collective (default 600; 0: off)
@@ -37,9 +39,11 @@ class Progress:
     def during(self, label: str):
         """Mark a collective of the host's (not of a program)."""
         self.label = label
-        yield
-        self.count += 1
-        self.label = ""
+        try:
+            yield
+        finally:
+            self.count += 1
+            self.label = ""
 
 
 class Watchdog(threading.Thread):
@@ -49,31 +53,62 @@ class Watchdog(threading.Thread):
         super().__init__(name="mesh_mpi watchdog", daemon=True)
         self.progress, self.rank, self.n_ranks, self.folder = progress, rank, n_ranks, folder
         self.timeout_s, self.ends_job = timeout_s, ends_job
-        self.period_s = min(30.0, max(0.05, timeout_s / 20))
+        self.period_s = min(15.0, max(0.05, timeout_s / 20))
         self.mesh: Mesh | None = None
         self._seen: tuple[int, str] = (0, "")
         self._since = time.time()
-        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._reported = False
 
     def run(self) -> None:
         """Write and look until stopped."""
-        while not self._stop.wait(self.period_s):
+        while not self._ended.wait(self.period_s):
             now = (self.progress.count, self.progress.label)
             if now != self._seen:
                 self._seen, self._since = now, time.time()
             self._write()
-            if self._seen[1] and time.time() - self._since > self.timeout_s:
+            if self._seen[1] and time.time() - self._since > self.timeout_s and self._speaks_first():
                 self._report()
+                self._ended.wait(1.5 * self.period_s + 0.2)  # the others show their stacks meanwhile
                 if self.ends_job:
                     abort.end_job(1)
-                self._since = time.time()
+            elif not self._reported and self._call.exists():
+                self._reported = True
+                self._show_stacks_if_elsewhere()
 
     def stop(self) -> None:
-        """End the thread; the last rank to leave takes the folder with it."""
-        self._stop.set()
+        """End the thread and remove the folder: called when all ranks leave, or when this one ends the job."""
+        self._ended.set()
         with contextlib.suppress(OSError):
-            self._file(self.rank).unlink()
-            self.folder.rmdir()  # fails while others still have files in it
+            gone = self.folder.rename(f"{self.folder}_ended")  # first out of the way of those that still write
+            shutil.rmtree(gone, ignore_errors=True)
+
+    @property
+    def _call(self) -> Path:
+        """The file with which the first rank to report calls for the others' stacks."""
+        return self.folder / "report.json"
+
+    def _speaks_first(self) -> bool:
+        if self._reported:
+            return False
+        self._reported = True
+        with contextlib.suppress(FileExistsError):
+            with open(self._call, "x") as file:
+                json.dump(self._seen, file)
+            return True
+        self._show_stacks_if_elsewhere()
+        return False
+
+    def _show_stacks_if_elsewhere(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if tuple(json.loads(self._call.read_text())) != (self.progress.count, self.progress.label):
+                self._show_stacks()
+
+    def _show_stacks(self) -> None:
+        sys.stderr.write(f"watchdog: Python stacks of {self._who(self.rank)}:\n")
+        sys.stderr.flush()
+        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        sys.__stderr__.flush()
 
     def _file(self, rank: int) -> Path:
         return self.folder / f"rank_{rank}.json"
@@ -87,13 +122,10 @@ class Watchdog(threading.Thread):
 
     def _report(self) -> None:
         count, label = self._seen
-        lines = [f"watchdog: {self._who(self.rank)} has waited {time.time() - self._since:.1f} s in collective {count} since its start: {label}"]
+        lines = [f"watchdog: {self._who(self.rank)} has waited {time.time() - self._since:.1f} s in its collective number {count + 1}: {label}"]
         lines += [f"watchdog:   {self._who(rank)} {self._state(rank, count, label)}" for rank in range(self.n_ranks) if rank != self.rank]
-        lines.append(f"watchdog: Python stacks of {self._who(self.rank)}:")
         sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
-        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
-        sys.__stderr__.flush()
+        self._show_stacks()
 
     def _who(self, rank: int) -> str:
         place = f" {self.mesh.coordinate(rank)}" if self.mesh is not None and self.mesh.names else ""
@@ -108,7 +140,7 @@ class Watchdog(threading.Thread):
         dead = f"; its process has been silent for {silent:.1f} s" if silent > 3 * self.period_s + 2 else ""
         if (record["count"], record["label"]) == (count, label):
             return f"is there too{dead}"
-        doing = f"waits in collective {record['count']}: {record['label']}" if record["label"] else f"is outside collectives, {record['count']} done"
+        doing = f"waits in its collective number {record['count'] + 1}: {record['label']}" if record["label"] else f"is outside collectives, {record['count']} done"
         late = "HAS NOT ARRIVED: " if record["count"] <= count else "is further: "
         return f"{late}{doing}, since {time.time() - record['since']:.1f} s{dead}"
 
