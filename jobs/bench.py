@@ -80,9 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def open_step(config) -> Step:
     """Bind the training step of a configuration to this process's machine."""
+    from mesh_mpi.training.measure import MeasuredStep
     from mesh_mpi.training.step import build
 
-    return build(config).measured_step()
+    return MeasuredStep(build(config))
 
 
 def measure(step: Step, config) -> dict:
