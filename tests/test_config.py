@@ -223,3 +223,15 @@ def test_the_yardstick_s_configuration_is_the_yardstick_s_model():
     assert (m.norm, m.norm_eps, m.activation, m.tied_embedding, m.biases, m.dropout) == ("layer", 1e-5, "relu", True, False, 0.0)
     o = config.optimizer
     assert (o.name, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm, config.schedule.learning_rate) == ("adam", 0.9, 0.999, 1e-8, 0.0, None, 1e-3)
+
+
+@pytest.mark.parametrize("layout", [name for name in SHIPPED if name.startswith("layouts/")])
+def test_every_layout_that_is_shipped_is_legal_for_the_first_run_and_gives_its_losses(layout, write):
+    from mesh_mpi.training.measure import MeasuredStep
+    from mesh_mpi.training.step import build
+
+    run, one = cfg.find("runs/quickstart.yaml"), ["mesh_shape=", "layout="]
+    laid_out = MeasuredStep(build(cfg.load(write(f"include: [{run}, {cfg.find(layout)}]\n"))))
+    single = MeasuredStep(build(cfg.load(run, one)))
+    for _ in range(2):
+        assert laid_out.run().loss == pytest.approx(single.run().loss, rel=1e-5)
