@@ -181,7 +181,7 @@ def adafactor_update(w: Tensor, g: Tensor, slots: dict[str, Tensor], lr: Tensor,
     full = {"g": g, **{k: t for k, t in slots.items() if k in ("v", "m")}}
     check_update("adafactor_update", w, full, {**{k: (t, w.dtype) for k, t in (("lr", lr), ("decay", decay), ("scale", scale))}, "apply": (apply, "int32")})
     go = apply > 0
-    x, new = _adafactor_direction(w, g, slots, dims, decay, scale, apply, eps1)
+    x, new = _adafactor_direction(w, g, slots, dims, decay, scale, apply, go, eps1)
     rate = lr
     if parameter_scale:
         rate = rate * FUNCTIONS["maximum"](_rms(w), eps2)
@@ -200,13 +200,13 @@ def _rms(x: Tensor) -> Tensor:
     return FUNCTIONS["sqrt"](reduce_sum_squares(x) * (1.0 / x.shape.size))
 
 
-def _adafactor_direction(w: Tensor, g: Tensor, slots, dims, decay: Tensor, scale: Tensor, apply: Tensor, eps1: float):
+def _adafactor_direction(w: Tensor, g: Tensor, slots, dims, decay: Tensor, scale: Tensor, apply: Tensor, go: Tensor, eps1: float):
     """Return the gradient divided by the root of its second moment, and the new second moments."""
     rsqrt = FUNCTIONS["rsqrt"]
     if dims is None:
         v = adafactor_moment(slots["v"], g, scale, decay, apply, eps1)
         return g * scale * rsqrt(v), {"v": v}
-    new, go, share = {}, apply > 0, 1.0 - decay
+    new, share = {}, 1.0 - decay
     for name, total, summed in zip(("vr", "vc"), adafactor_sums(g, *dims, scale, eps1), dims):
         old = slots[name]
         check_update("adafactor_update", total, {name: old}, {})

@@ -5,18 +5,11 @@ Invariant: which dimensions are factored, every mean and every root mean square 
 
 from __future__ import annotations
 
-from ..dims import Dimension, Shape
 from ..graph.tensor import Tensor
 from ..graph.variable import Variable
-from ..ops import cast, full, maximum, reduce_mean, reduce_sum_squares, rsqrt, sqrt, square, where
+from ..ops import adafactor_update, cast, factored_dims, full
 from ..ops import pow as power
 from .update import UpdateInputs, decays, of_optimizer, slot
-
-
-def factored_dims(shape: Shape, min_size: int = 128) -> tuple[Dimension, Dimension] | None:
-    """Return the two largest dimensions (d0, d1), d0 first, if both have at least ``min_size``; the earlier goes first among equals."""
-    largest = sorted(shape, key=lambda d: -d.size)[:2]
-    return (largest[0], largest[1]) if len(largest) == 2 and largest[1].size >= min_size else None
 
 
 class Adafactor:
@@ -45,41 +38,18 @@ class Adafactor:
         Raises  DtypeError if gradient and variable differ in element type.
         """
         with of_optimizer(variable):
-            g = gradient * inputs.scale
-            x, pairs = self._direction(variable, g, self._decay(inputs.step, variable.dtype))
-            if self.clipping_threshold is not None:
-                x = x / maximum(_rms(x) * (1.0 / self.clipping_threshold), 1.0)
-            rate = inputs.learning_rate
-            change = x * (rate * maximum(_rms(variable), self.epsilon2) if self.multiply_by_parameter_scale else rate)
+            dims = factored_dims(variable.shape, self.min_dim_size_to_factor) if self.factored else None
+            lacks = {"v": ()} if dims is None else {"vr": (dims[0].name,), "vc": (dims[1].name,)}
             if self.beta1:
-                m = slot(variable, "adafactor_m")
-                change = m * self.beta1 + change * (1.0 - self.beta1)
-                pairs.append((m, change))
-            if self.weight_decay and decays(variable):
-                change = change + variable * (rate * self.weight_decay)
-            go = inputs.apply > 0
-            return [(old, where(go, new, old)) for old, new in [(variable, variable - change), *pairs]]
+                lacks["m"] = ()
+            slots = {name: slot(variable, f"adafactor_{name}", variable.shape.without(gone)) for name, gone in lacks.items()}
+            w, new = adafactor_update(
+                variable, gradient, slots, inputs.learning_rate, self._decay(inputs.step, variable.dtype), inputs.scale, inputs.apply, dims,
+                self.clipping_threshold, self.multiply_by_parameter_scale, self.beta1, self.weight_decay if decays(variable) else 0.0,
+                self.epsilon1, self.epsilon2)
+            return [(variable, w), *((slots[name], new[name]) for name in slots)]
 
     def _decay(self, step: Tensor, dtype: str) -> Tensor:
         if self.decay is not None:
             return full((), self.decay, dtype)
         return 1.0 - power(cast(step, dtype), -self.decay_exponent)
-
-    def _direction(self, variable: Variable, g: Tensor, b: Tensor) -> tuple[Tensor, list]:
-        """Return the gradient divided by the root of its second moment, and (slot, new value) pairs."""
-        u, dims = square(g) + self.epsilon1, factored_dims(variable.shape, self.min_dim_size_to_factor) if self.factored else None
-        if dims is None:
-            old = slot(variable, "adafactor_v")
-            v = old * b + u * (1.0 - b)
-            return g * rsqrt(v), [(old, v)]
-        d0, d1 = dims
-        old_r = slot(variable, "adafactor_vr", variable.shape.without([d0.name]))
-        old_c = slot(variable, "adafactor_vc", variable.shape.without([d1.name]))
-        r = old_r * b + reduce_mean(u, d0) * (1.0 - b)
-        c = old_c * b + reduce_mean(u, d1) * (1.0 - b)
-        mean_r = reduce_mean(r, d1)
-        return g * rsqrt(r / mean_r) * rsqrt(c), [(old_r, r), (old_c, c)]
-
-
-def _rms(x: Tensor) -> Tensor:
-    return sqrt(reduce_sum_squares(x) * (1.0 / x.shape.size))
