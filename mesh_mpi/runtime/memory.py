@@ -32,10 +32,8 @@ def allocate(n_bytes: int) -> np.ndarray:
 class Memory:
     """The buffers of the rank at ``coordinate``; turns the program's values into arrays."""
 
-    def __init__(self, coordinate: dict[str, int], arena_bytes: int, variable_bytes: dict[str, int]):
-        self.coordinate = coordinate
-        self.arena = allocate(arena_bytes)
-        self.variables = {name: allocate(n) for name, n in variable_bytes.items()}
+    def __init__(self, coordinate: dict[str, int], arena: np.ndarray, variables: dict[str, np.ndarray]):
+        self.coordinate, self.arena, self.variables = coordinate, arena, variables
 
     def _place(self, plan: MemoryPlan, value: Value) -> tuple[np.ndarray, int]:
         name, start = plan.address(value.root)

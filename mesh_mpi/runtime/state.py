@@ -19,7 +19,7 @@ from .executor import Call, bind, execute
 from .feeds import Feed, check_dtype, check_names
 from .initial import initial_program
 from .machine import choose_machine
-from .memory import Memory
+from .memory import Memory, allocate
 from .versions import kernels_digest, package_version
 
 
@@ -69,15 +69,15 @@ class State:
             raise MeshError(f"state: the programs are compiled for mesh {self.mesh} and the machine is {self.machine.mesh}. Compile them for that mesh.")
         initial = initial_program(self.mesh, self.variables)
         self.machine.check_same(self._fingerprint(extra_digest))
-        self.arena_bytes = max(p.arena_bytes for p in (initial, *self.programs))
-        sizes = {name: b.value.n_bytes for name, b in self.variables.items()}
-        self.variable_bytes = sum(sizes.values())
-        self.memories = [Memory(c, self.arena_bytes, sizes) for c in self.machine.coordinates]
+        self.arena_bytes = max(p.arena_bytes for p in self.programs)
+        self.variable_bytes = sum(b.value.n_bytes for b in self.variables.values())
         self._poison, self._running, self._unrestored = poison, "", set()
-        self._ready: dict[int, _Ready] = {}
+        self.memories = [Memory(c, allocate(initial.arena_bytes), {name: allocate(b.value.n_bytes) for name, b in self.variables.items()})
+                         for c in self.machine.coordinates]
         self._run(initial, self._bound(initial), {})
-        for program in self.programs:
-            self._ready[id(program)] = self._bound(program)
+        for memory in self.memories:
+            memory.arena = allocate(self.arena_bytes)
+        self._ready = {id(program): self._bound(program) for program in self.programs}
 
     # -- sizes and places ------------------------------------------------------------------
 
@@ -127,9 +127,13 @@ class State:
                 memory.arena.fill(0xFF)
         for name, feed in ready.feeds.items():
             feed.fill(np.uint64(self.seed) if name == "seed" else feeds[name])
-        interrupted, self._running = self._running, program.name
-        execute(ready.calls)
-        self._running = interrupted
+        failed_before, self._running = self._running, program.name  # set during a run too: a signal handler must not save then
+        try:
+            execute(ready.calls)
+        except BaseException:
+            self._unrestored = set(self.saved_names)
+            raise
+        self._running = failed_before
         return {name: self._output(program.outputs[name], arrays, name in whole) for name, arrays in ready.outputs.items()}
 
     def _bound(self, program: Program) -> _Ready:
@@ -188,7 +192,6 @@ class State:
 
     def _restored(self, name: str) -> None:
         if self._running:
-            self._unrestored = self._unrestored or set(self.saved_names)
             self._unrestored.discard(name)
             if not self._unrestored:
                 self._running = ""

@@ -70,7 +70,7 @@ class Watchdog(threading.Thread):
             if self._seen[1] and time.time() - self._since > self.timeout_s and self._speaks_first():
                 self._report()
                 self._ended.wait(1.5 * self.period_s + 0.2)  # the others show their stacks meanwhile
-                if self.ends_job:
+                if self.ends_job and self._seen == (self.progress.count, self.progress.label):
                     abort.end_job(1)
             elif not self._reported and self._call.exists():
                 self._reported = True
