@@ -73,3 +73,24 @@ def test_faults_are_named():
         mm.slice_at(x, L, mm.placeholder("at", []))
     with pytest.raises(mm.MeshMpiError, match="window=13 out of length=12"):
         mm.slice_at(x, L, at, mm.Dimension("window", 13))
+
+
+@pytest.mark.parametrize("mesh, layout", [("", ""), ("a:2;b:2", "batch:a;heads:b")])
+def test_queries_one_by_one_through_a_cache_see_what_all_at_once_see(mesh, layout):
+    heads, k, one = mm.Dimension("heads", 2), mm.Dimension("d_kv", 3), mm.Dimension("query_length", 1)
+    queries, memory = mm.Dimension("query_length", 6), mm.Dimension("memory_length", 6)
+    arrays = dict(zip("qkv", np.random.default_rng(16).standard_normal((3, 4, 6, 2, 3))))
+    q, *kv = (mm.placeholder(n, [B, queries if n == "q" else memory, heads, k], "float64") for n in "qkv")
+    expected = run({"y": mm.attention(q, *kv, queries, memory, k)}, arrays)[0]["y"]
+
+    at = mm.placeholder("at", [], "int64")
+    caches = [mm.Variable(n, [B, memory, heads, k], dtype="float64", trainable=False) for n in ("k_cache", "v_cache")]
+    new = [mm.write(c, {memory: at}, mm.placeholder(n, [B, heads, k], "float64")) for c, n in zip(caches, "kv")]
+    seen = mm.broadcast(mm.cast(mm.less_equal(mm.range_of(memory, "int64"), at), "int32"), [B, memory])
+    y = mm.attention(mm.placeholder("q", [B, one, heads, k], "float64"), *new, one, memory, k, causal=False,
+                     query_segments=mm.full([B, one], 1, "int32"), memory_segments=seen)
+    program = mm.compile({"y": y}, list(zip(caches, new)), mesh_shape=mesh, layout=layout)
+    state = mm.State([program], poison=True)
+    for i in range(6):
+        found = state.run(program, whole=True, at=np.int64(i), q=arrays["q"][:, i:i + 1], k=arrays["k"][:, i], v=arrays["v"][:, i])
+        assert_close(found["y"][:, 0], expected[:, i], 1e-12)
