@@ -66,13 +66,27 @@ def rng_of(*words) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(" ".join(map(str, words)).encode()))
 
 
-_graphs: dict[tuple, Graph] = {}
+class _Key:
+    """Makes a sample hashable by identity, and keeps it alive."""
+
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __hash__(self):
+        return id(self.sample)
+
+    def __eq__(self, other):
+        return self.sample is other.sample
 
 
 def graph_of(sample: Sample, dtype: str) -> Graph:
     """Build a sample once in an element type: its outputs, and gradients of sum(output * cotangent) for each floating input."""
-    if (id(sample), dtype) in _graphs:
-        return _graphs[id(sample), dtype]
+    return _graph(_Key(sample), dtype)
+
+
+@cache
+def _graph(key: _Key, dtype: str) -> Graph:
+    sample = key.sample
     tensors: dict[str, mm.Tensor] = {}
     for name, given in sample.inputs.items():
         kind = dtype if given.dtype == "float" else given.dtype
@@ -89,15 +103,13 @@ def graph_of(sample: Sample, dtype: str) -> Graph:
         outputs |= {f"d_{n}": g for n, g in zip(wanted, found)}
     operations = reachable(list(outputs.values()))
     dims = dict.fromkeys(d.name for op in operations for t in op.outputs for d in t.shape)
-    graph = Graph(outputs, updates, tuple(f"d_{n}" for n in wanted if floating), tuple(dims),
-                  tuple(dict.fromkeys(op.definition.kind for op in operations)))
-    _graphs[id(sample), dtype] = graph
-    return graph
+    return Graph(outputs, updates, tuple(f"d_{n}" for n in wanted if floating), tuple(dims),
+                 tuple(dict.fromkeys(op.definition.kind for op in operations)))
 
 
 @cache
-def _feeds(key: tuple) -> dict[str, np.ndarray]:
-    sample, arrays = key[0].sample, {}
+def _feeds(key: _Key) -> dict[str, np.ndarray]:
+    sample, arrays = key.sample, {}
     for name, given in sample.inputs.items():
         array = np.asarray(given.draw(rng_of(sample.name, name), tuple(d.size for d in given.dims)))
         arrays[name] = array.astype(np.float64 if given.dtype == "float" else given.dtype)
@@ -107,22 +119,9 @@ def _feeds(key: tuple) -> dict[str, np.ndarray]:
     return arrays
 
 
-class _Key:
-    """Makes a sample hashable by identity."""
-
-    def __init__(self, sample):
-        self.sample = sample
-
-    def __hash__(self):
-        return id(self.sample)
-
-    def __eq__(self, other):
-        return self.sample is other.sample
-
-
 def arrays_of(sample: Sample) -> dict[str, np.ndarray]:
     """Return the sample's inputs and cotangents, the same in every run; floating ones in float64."""
-    return _feeds((_Key(sample),))
+    return _feeds(_Key(sample))
 
 
 class Watch(SimulatedMachine):
@@ -216,16 +215,19 @@ def against_differences(sample: Sample) -> list[str]:
     return faults
 
 
-def against_one_rank(sample: Sample, dtype: str, layout: Layout) -> list[str]:
-    """Oracles 3 and 4: under a layout every rank has its slice of the 1-rank answer, and moves the bytes that the program states."""
-    one = run(compiled(sample, dtype, WHOLE), arrays_of(sample)) if (id(sample), dtype) not in _one else _one[id(sample), dtype]
-    _one[id(sample), dtype] = one
+def against_one_rank(sample: Sample, dtype: str, layout: Layout, change: Callable | None = None) -> list[str]:
+    """Oracles 3 and 4: under a layout every rank has its slice of the 1-rank answer, and moves the bytes that the program states.
+
+    ``change(program)`` plants a fault.
+    """
     program = compiled(sample, dtype, layout)
-    result = run(program, arrays_of(sample))
-    return compare(f"{sample.name} under {layout}", result, one, TOLERANCE[dtype]) + ledger(program, result)
+    result = run(change(program) if change else program, arrays_of(sample), poison=change is None)
+    return compare(f"{sample.name} under {layout}", result, _one_rank(_Key(sample), dtype), TOLERANCE[dtype]) + ledger(program, result)
 
 
-_one: dict[tuple, Run] = {}
+@cache
+def _one_rank(key: _Key, dtype: str) -> Run:
+    return run(compiled(key.sample, dtype, WHOLE), arrays_of(key.sample))
 
 
 def compare(what: str, result: Run, one: Run, tolerance: float) -> list[str]:

@@ -30,11 +30,13 @@ def _logsumexp(x):
     return np.log(np.sum(np.exp(x - m), 1)) + m[:, 0]
 
 
-def _two_layers(t):
-    """The network whose gradients go wrong if a partial sum passes a product with a split operand."""
-    h = mm.tanh(mm.einsum([t["x"], t["w"]], [BATCH, B]))
-    y = mm.einsum([h, t["v"]], [BATCH, D_MODEL])
-    return {"loss": mm.reduce_sum(mm.square(y - t["x"]))}
+def _two_layers(activation):
+    """With squares, whose gradient is a product, the gradients go wrong if a partial sum passes a product with a split operand."""
+    def build(t):
+        h = activation(mm.einsum([t["x"], t["w"]], [BATCH, B]))
+        y = mm.einsum([h, t["v"]], [BATCH, D_MODEL])
+        return {"loss": mm.reduce_sum(mm.square(y - t["x"]))}
+    return build
 
 
 def _shared_input(t):
@@ -56,8 +58,10 @@ SAMPLES = [
     _einsum("of three", "ab,bc,c->a", {"x": (A, B), "y": (B, C), "z": (C,)}, [A]),
     Sample("einsum of a tensor with itself", {"x": floats(A, B)}, lambda t: {"y": mm.einsum([t["x"], t["x"]], [A])},
            lambda a: {"y": np.sum(a["x"] ** 2, 1)}),
-    Sample("two layers and a residual", {"x": floats(BATCH, D_MODEL), "w": floats(D_MODEL, B), "v": floats(B, D_MODEL)}, _two_layers,
+    Sample("two layers and a residual", {"x": floats(BATCH, D_MODEL), "w": floats(D_MODEL, B), "v": floats(B, D_MODEL)}, _two_layers(mm.tanh),
            lambda a: {"loss": np.sum((np.tanh(a["x"] @ a["w"]) @ a["v"] - a["x"]) ** 2)}),
+    Sample("two layers with squares", {"x": floats(BATCH, D_MODEL), "w": floats(D_MODEL, B), "v": floats(B, D_MODEL)}, _two_layers(mm.square),
+           lambda a: {"loss": np.sum(((a["x"] @ a["w"]) ** 2 @ a["v"] - a["x"]) ** 2)}),
     Sample("three projections of one tensor", {"x": floats(BATCH, D_MODEL), **{n: floats(D_MODEL, HEADS, D_KV) for n in "qkv"}}, _shared_input,
            lambda a: {"y": np.einsum("bd,dhk->bhk", a["x"], a["q"]) * np.einsum("bd,dhk->bhk", a["x"], a["k"]) + np.einsum("bd,dhk->bhk", a["x"], a["v"])}),
     _reduce("reduce_sum", lambda x, axes: x.sum(axes)), _reduce("reduce_mean", lambda x, axes: x.mean(axes)),
