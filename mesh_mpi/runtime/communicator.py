@@ -90,7 +90,7 @@ class Communicator:
         from mpi4py.util.dtlib import from_numpy_dtype
 
         larger = from_numpy_dtype(source.dtype).Create_contiguous(unit).Commit()
-        return (source, source.size // unit, larger), (out, out.size // unit, larger)
+        return (source, block // unit, larger), (out, block // unit, larger)  # counts are per rank
 
 
 def _parts(n: int, step: int):

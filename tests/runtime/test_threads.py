@@ -1,0 +1,26 @@
+"""How many BLAS threads a rank takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from mesh_mpi.runtime.threads import fit_blas_threads, share_of_cores, threads_set_by_user
+
+
+@pytest.mark.parametrize("masks, shares", [
+    ([range(16)] * 4, [4, 4, 4, 4]),
+    ([range(2)] * 4, [1, 1, 1, 1]),
+    ([range(0, 4), range(4, 8)], [4, 4]),  # bound by the launcher: each has its own
+    ([range(0, 4), range(4, 8), range(4, 8)], [4, 2, 2]),
+    ([[0]], [1]),
+    ([range(7)] * 3, [2, 2, 2]),
+])
+def test_the_cores_a_rank_may_use_are_shared_among_those_that_may_use_them(masks, shares):
+    assert [share_of_cores([list(m) for m in masks], i) for i in range(len(masks))] == shares
+
+
+def test_a_number_the_user_set_is_kept_and_too_many_threads_are_told(monkeypatch, capsys):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
+    assert threads_set_by_user() == 8
+    assert fit_blas_threads([[0, 1], [0, 1]], 0) == (8, "set by the environment")
+    assert "want 16 cores and may use 2" in capsys.readouterr().err
