@@ -4,64 +4,68 @@ from __future__ import annotations
 
 from math import prod
 
-from .base import KernelContract, Params, Piece, Shapes, aliases, itemsize
+from .base import KernelContract, Params, Piece, Shapes, aliases, block_rows, itemsize
 
-# Scores that exist at once. Rows of queries are grouped so that a block of scores fits beside the keys and values;
-# long memories get fewer rows, but not so few that a product becomes a row of dot products.
-SCORE_BYTES = 128 * 1024
-MIN_QUERY_ROWS = 16
-MAX_QUERY_ROWS = 128
-FEATURES = 8  # the augmented operands' row pitch is K + 8, so that rows keep their alignment
-
-
-def query_rows(n_queries: int, n_memory: int, item: int) -> int:
-    """Query rows of one block of scores."""
-    rows = SCORE_BYTES // max(1, n_memory * item) // MIN_QUERY_ROWS * MIN_QUERY_ROWS
-    return max(1, min(n_queries, max(MIN_QUERY_ROWS, min(MAX_QUERY_ROWS, rows))))
+# Scores that exist at once: a block of query rows by all memory, in the gradient a block of memory rows by all
+# queries. Long sequences get fewer rows, but not so few that a product becomes a row of dot products.
+SCORE_BYTES = 64 * 1024
+MIN_ROWS = 16
+MAX_ROWS = 128
+# The products do * o whose sums over K the gradient needs, made for all heads at once.
+PRODUCT_BYTES = 64 * 1024
 
 
-def _extra(in_shapes: Shapes, dtype: str, params: Params, rows: int) -> tuple[Piece, ...]:
+def score_rows(n_rows: int, n_columns: int, item: int) -> int:
+    """Rows of one block of scores."""
+    rows = SCORE_BYTES // max(1, n_columns * item) // MIN_ROWS * MIN_ROWS
+    return max(1, min(n_rows, max(MIN_ROWS, min(MAX_ROWS, rows))))
+
+
+def product_rows(n_queries: int, n_heads: int, width: int, item: int) -> int:
+    """Query rows whose products do * o are made at once."""
+    return block_rows(n_queries, n_heads * width * item, PRODUCT_BYTES)
+
+
+def _extra(in_shapes: Shapes, dtype: str, params: Params, rows: int, columns: int) -> tuple[Piece, ...]:
     """What segments and dropout need besides."""
-    n_batch, n_memory, n_heads, width = in_shapes[1]
+    _, n_memory, n_heads, _ = in_shapes[1]
     pieces: tuple[Piece, ...] = ()
     if params.get("has_segments", False):
-        pieces += (Piece("bias", (rows, n_memory), dtype), Piece("differs", (rows, n_memory), "bool"))
+        pieces += (Piece("bias", (rows, columns), dtype), Piece("differs", (rows, columns), "bool"))
     if params.get("dropout", 0.0):
-        pieces += (Piece("keep", (n_memory,), "bool"), Piece("mask", (n_memory,), dtype))
+        pieces += (Piece("keep", (n_heads, n_memory), "bool"), Piece("mask", (n_heads, n_memory), dtype))
     return pieces
 
 
 def attention_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
     _, n_queries, _, width = in_shapes[0]
     n_memory = in_shapes[1][1]
-    rows = query_rows(n_queries, n_memory, itemsize(dtype))
+    rows = score_rows(n_queries, n_memory, itemsize(dtype))
     pieces = (
         Piece("scores", (rows, n_memory), dtype),
-        Piece("query", (rows, width), dtype),
+        Piece("output", (rows, width), dtype),
         Piece("m", (rows,), dtype),
         Piece("s", (rows,), dtype),
     )
     if params.get("dropout", 0.0):
         pieces += (Piece("value", (n_memory, width), dtype),)
-    return pieces + _extra(in_shapes, dtype, params, rows)
+    return pieces + _extra(in_shapes, dtype, params, rows, n_memory)
 
 
 def attention_grad_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
-    _, n_queries, _, width = in_shapes[0]
-    n_memory = in_shapes[1][1]
-    rows = query_rows(n_queries, n_memory, itemsize(dtype))
+    _, n_queries, n_heads, width = in_shapes[0]
+    rows = score_rows(in_shapes[1][1], n_queries, itemsize(dtype))
+    products = product_rows(n_queries, n_heads, width, itemsize(dtype))
     pieces = (
-        Piece("weights", (rows, n_memory), dtype),
-        Piece("dscores", (rows, n_memory), dtype),
-        Piece("key", (n_memory, width + FEATURES), dtype),
-        Piece("value", (n_memory, width + FEATURES), dtype),
-        Piece("query", (rows, width + FEATURES), dtype),
-        Piece("dout", (rows, width + FEATURES), dtype),
-        Piece("d_query", (rows, width), dtype),
-        Piece("part", (n_memory, width), dtype),
-        Piece("d", (rows,), dtype),
+        Piece("weights", (rows, n_queries), dtype),
+        Piece("dscores", (rows, n_queries), dtype),
+        Piece("part", (n_queries, width), dtype),
+        Piece("products", (products, n_heads, width), dtype),
+        Piece("d_by_row", (n_queries, n_heads), dtype),
+        Piece("d", (n_heads, n_queries), dtype),
+        Piece("lse", (n_heads, n_queries), dtype),
     )
-    return pieces + _extra(in_shapes, dtype, params, rows)
+    return pieces + _extra(in_shapes, dtype, params, rows, n_queries)
 
 
 def visible_scores(in_shapes: Shapes, params: Params) -> int:

@@ -1,9 +1,8 @@
-"""Attention by blocks of query rows, and its gradient, which computes the blocks again.
+"""Attention by blocks of query rows, and its gradient by blocks of memory rows, which computes the scores again.
 
 Suffixes: B batch, T query length, S memory length, H heads, K per-head size; within a block t query rows and s memory
-columns. Blocks above the causal diagonal are never computed. In the gradient the row constants ride in the products:
-[scale q, -lse] [k, 1]^T is the scores less lse, and [do, -D] [v, 1]^T is dP - D, so that one exponential and one
-multiplication are all the passes over scores that are left.
+rows. Blocks above the causal diagonal are never computed. The gradient works on transposed scores [s, t]: there lse
+and D are added along rows that are contiguous, dk and dv of a block are one product each, and only dq is a sum.
 """
 
 from __future__ import annotations
@@ -14,17 +13,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contracts.attention import query_rows
+from ..contracts.attention import product_rows, score_rows
 from .blocks import Arrays, Call, constant, ones, reduction, run, scratch_arrays, spans, ufunc
-from .dropout import fill_keep
-from .random import Draw, Stream, keep_threshold
+from .dropout import MAX_GAP, fill_keep
+from .random import Stream, keep_threshold, plan_draws
 
-# -inf, but safe in a product with 0 or 1: no score comes near it.
+# -inf, but safe to subtract from -inf: no score comes near it.
 _NEVER = -1e30
+# A bias of up to this many numbers is added to a whole block, in one sweep; a larger one where it is not zero.
+_WIDE_BIAS = 32768
+# Draws made at once for the masks of dropout.
+_DRAWS = 16000
 
 
 class Block(NamedTuple):
-    """Query rows [t0, t1) and the memory columns [0, s1) that any of them sees; those from s0 on not all do."""
+    """Scores of query rows [t0, t1) and memory rows [s0, s1) that are computed at once."""
 
     t0: int
     t1: int
@@ -32,44 +35,45 @@ class Block(NamedTuple):
     s1: int
 
 
-def _blocks(n_queries: int, n_memory: int, rows: int, causal: bool, query_offset: int) -> list[Block]:
-    blocks = []
-    for t0, t1 in spans(n_queries, rows):
-        if causal:
-            s1 = max(0, min(n_memory, query_offset + t1))
-            s0 = max(0, min(s1, query_offset + t0 + 1))
-        else:
-            s0 = s1 = n_memory
-        blocks.append(Block(t0, t1, s0, s1))
-    return blocks
+def _forward_blocks(n_queries: int, n_memory: int, rows: int, causal: bool, offset: int) -> list[Block]:
+    """Blocks of query rows with the memory that any of them sees."""
+    return [
+        Block(t0, t1, 0, max(0, min(n_memory, offset + t1)) if causal else n_memory)
+        for t0, t1 in spans(n_queries, rows)
+    ]
 
 
-@lru_cache(maxsize=32)
-def _triangle(n_rows: int, n_columns: int, first: int, dtype: np.dtype) -> np.ndarray:
-    """[t, s] added to scores: 0 where column s is at most first + t, -inf beyond."""
-    hidden = np.arange(n_columns) > first + np.arange(n_rows)[:, None]
-    bias = np.where(hidden, -np.inf, 0.0).astype(dtype)
+def _backward_blocks(n_queries: int, n_memory: int, rows: int, causal: bool, offset: int) -> list[Block]:
+    """Blocks of memory rows with the queries that see any of them."""
+    return [
+        Block(max(0, min(n_queries, s0 - offset)) if causal else 0, n_queries, s0, s1)
+        for s0, s1 in spans(n_memory, rows)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _hiding_bias(n_queries: int, n_memory: int, first: int, transposed: bool, dtype: np.dtype) -> np.ndarray:
+    """[t, s], or [s, t] if transposed: 0 where memory row s is at most first + t, -inf beyond."""
+    hidden = np.arange(n_memory) > first + np.arange(n_queries)[:, None]
+    bias = np.where(hidden.T if transposed else hidden, -np.inf, 0.0).astype(dtype)
     bias.flags.writeable = False
     return bias
 
 
 class _Masks:
-    """Which scores count, and which memory positions are dropped, for all blocks of one call."""
+    """Which scores count, and which memory rows are dropped, for all blocks of one call."""
 
-    def __init__(self, name: str, ins: Arrays, n_first: int, buffers: dict[str, np.ndarray], params: dict) -> None:
-        self.dtype = ins[0].dtype
-        self.buffers = buffers
+    def __init__(self, ins: Arrays, n_first: int, buffers: dict[str, np.ndarray], params: dict, transposed: bool):
+        self.dtype, self.buffers, self.transposed = ins[0].dtype, buffers, transposed
         self.causal, self.offset = params["causal"], params["query_offset"]
         self.segments = tuple(ins[n_first : n_first + 2]) if params["has_segments"] else ()
         # Only then may a row attend to nothing.
         self.guarded = bool(self.segments) or (self.causal and self.offset < 0)
         self.rate = params["dropout"]
         if self.rate:
-            self.seed, self.step, self.row_offset = ins[n_first + len(self.segments) : n_first + len(self.segments) + 3]
+            self.seed, self.step, self.row_offset = ins[n_first + len(self.segments) :][:3]
             self.stream, self.threshold = Stream(params["name_key"]), keep_threshold(self.rate)
-            self.scale = constant(1 / (1 - self.rate), self.dtype)
-            self.place = params
-            self.shift = 0
+            self.place, self.shift = params, 0
 
     def start(self) -> None:
         """Place the random stream for this call."""
@@ -78,47 +82,54 @@ class _Masks:
 
     def prepare(self, b: int, block: Block) -> list[Call]:
         """Calls that make the bias of a block, the same for all heads."""
-        if not self.segments or block.s1 == 0:
+        if not self.segments or block.s0 == block.s1 or block.t0 == block.t1:
             return []
-        rows = block.t1 - block.t0
-        bias = self.buffers["bias"].reshape(-1)[: rows * block.s1].reshape(rows, block.s1)
-        differs = self.buffers["differs"].reshape(-1)[: rows * block.s1].reshape(rows, block.s1)
-        queries, memory = self.segments
-        calls: list[Call] = [
-            ufunc(np.not_equal, queries[b, block.t0 : block.t1, None], memory[b, None, : block.s1], out=differs),
+        queries, memory = self.segments[0][b, block.t0 : block.t1, None], self.segments[1][b, None, block.s0 : block.s1]
+        shape = (block.t1 - block.t0, block.s1 - block.s0)
+        if self.transposed:
+            queries, memory, shape = queries.T, memory.T, shape[::-1]
+        bias, differs = (self.buffers[k].reshape(-1)[: shape[0] * shape[1]].reshape(shape) for k in ("bias", "differs"))
+        return [
+            ufunc(np.not_equal, queries, memory, out=differs),
             partial(bias.fill, 0),
             partial(np.copyto, bias, constant(-np.inf, self.dtype), "same_kind", differs),
+            *self._hide_future(bias, block),
         ]
-        if block.s0 < block.s1:
-            part = bias[:, block.s0 :]
-            calls.append(ufunc(np.add, part, self._hidden(block), out=part))
-        return calls
-
-    def _hidden(self, block: Block) -> np.ndarray:
-        first = self.offset + block.t0 - block.s0
-        return _triangle(block.t1 - block.t0, block.s1 - block.s0, first, self.dtype)
 
     def apply(self, scores: np.ndarray, block: Block) -> list[Call]:
         """Calls that hide the scores of a block that do not count."""
         if self.segments:
             bias = self.buffers["bias"].reshape(-1)[: scores.size].reshape(scores.shape)
             return [ufunc(np.add, scores, bias, out=scores)]
-        if block.s0 < block.s1:
-            part = scores[:, block.s0 :]
-            return [ufunc(np.add, part, self._hidden(block), out=part)]
-        return []
+        return self._hide_future(scores, block)
 
-    def kept(self, b: int, h: int) -> list[Call]:
-        """Calls that make ``mask``: 1 / (1 - rate) at memory positions that are kept, 0 at the others."""
+    def _hide_future(self, scores: np.ndarray, block: Block) -> list[Call]:
+        """Calls that put -inf where the memory lies beyond the query."""
+        t0, t1, s0, s1 = block
+        if not self.causal or s1 - 1 <= self.offset + t0:
+            return []
+        if scores.size > _WIDE_BIAS:
+            # Rows below, or columns left of, the diagonal see everything.
+            t1 = max(t0, min(t1, s1 - 1 - self.offset))
+            s0 = max(s0, min(s1, self.offset + t0 + 1))
+            part = (slice(s0 - block.s0, None), slice(0, t1 - t0))
+            scores = scores[part if self.transposed else part[::-1]]
+        bias = _hiding_bias(t1 - t0, s1 - s0, self.offset + t0 - s0, self.transposed, self.dtype)
+        return [ufunc(np.add, scores, bias, out=scores)]
+
+    def draw(self, b: int) -> list[Call]:
+        """Calls that make ``mask`` [H, S]: 1 / (1 - rate) at memory rows that are kept, 0 at the others."""
         keep, mask, p = self.buffers["keep"], self.buffers["mask"], self.place
-        element = ((p["row_start"] + b) * p["heads_global"] + p["head_start"] + h) * p["memory_global"]
-        draws = [Draw(at, element + at, 1, end - at, end - at) for at, end in spans(keep.size, 8192)]
+        element = ((p["row_start"] + b) * p["heads_global"] + p["head_start"]) * p["memory_global"]
+        draws = plan_draws(keep.shape, (p["memory_global"], 1), element, _DRAWS, MAX_GAP)
+        flat = keep.reshape(-1)
+        targets = [flat[d.at : d.at + d.rows * d.length].reshape(d.rows, d.length) for d in draws]
 
-        def draw() -> None:
-            for one in draws:
-                fill_keep(self.stream, one, self.shift, self.threshold, keep[None, one.at : one.at + one.length])
+        def call() -> None:
+            for one, target in zip(draws, targets, strict=True):
+                fill_keep(self.stream, one, self.shift, self.threshold, target)
 
-        return [draw, ufunc(np.multiply, keep, self.scale, out=mask)]
+        return [call, ufunc(np.multiply, keep, constant(1 / (1 - self.rate), self.dtype), out=mask)]
 
 
 def _params(
@@ -143,17 +154,18 @@ def attention(
     params = _params(**params)  # type: ignore[arg-type]
     (o_BTHK, lse_BHT), (q_BTHK, k_BSHK, v_BSHK) = outs, ins[:3]
     buffers = scratch_arrays("attention", outs, ins, scratch, params)
-    masks = _Masks("attention", ins, 3, buffers, params)
+    masks = _Masks(ins, 3, buffers, params, transposed=False)
     n_batch, n_queries, n_heads, _ = q_BTHK.shape
     n_memory = k_BSHK.shape[1]
-    rows = query_rows(n_queries, n_memory, q_BTHK.itemsize)
-    blocks = _blocks(n_queries, n_memory, rows, masks.causal, masks.offset)
+    rows = score_rows(n_queries, n_memory, q_BTHK.itemsize)
+    blocks = _forward_blocks(n_queries, n_memory, rows, masks.causal, masks.offset)
+    # With segments a block's bias serves all heads; with dropout alone a head's values serve all blocks.
+    pairs = [(block, h) for block in blocks for h in range(n_heads)]
+    if masks.rate and not masks.segments:
+        pairs = [(block, h) for h in range(n_heads) for block in blocks]
     calls: list[Call] = [masks.start] if masks.rate else []
     for b in range(n_batch):
-        # With segments a block's bias serves all heads; with dropout a head's values serve all blocks.
-        pairs = [(block, h) for block in blocks for h in range(n_heads)]
-        if masks.rate and not masks.segments:
-            pairs = [(block, h) for h in range(n_heads) for block in blocks]
+        calls += masks.draw(b) if masks.rate else []
         last_block, last_head = None, None
         for block, h in pairs:
             if block is not last_block:
@@ -161,8 +173,7 @@ def attention(
             v_SK = v_BSHK[b, :, h]
             if masks.rate:
                 if h != last_head:
-                    calls += masks.kept(b, h)
-                    calls.append(ufunc(np.multiply, v_SK, buffers["mask"][:, None], out=buffers["value"]))
+                    calls.append(ufunc(np.multiply, v_SK, buffers["mask"][h, :, None], out=buffers["value"]))
                 v_SK = buffers["value"]
             last_block, last_head = block, h
             here = slice(block.t0, block.t1)
@@ -176,15 +187,14 @@ def _forward(
 ) -> list[Call]:
     """One block of query rows of one head."""
     q_tK, k_SK, v_SK, o_tK, lse_t = views
-    n, width = block.t1 - block.t0, block.s1
+    n, width, dtype = block.t1 - block.t0, block.s1, q_tK.dtype
     if width == 0:
         return [partial(o_tK.fill, 0), partial(lse_t.fill, -np.inf)]
     p_ts = buffers["scores"].reshape(-1)[: n * width].reshape(n, width)
-    query, m, s = buffers["query"][:n], buffers["m"][:n], buffers["s"][:n]
-    dtype = p_ts.dtype
+    m, s = buffers["m"][:n], buffers["s"][:n]
     calls = [
-        ufunc(np.multiply, q_tK, constant(scale, dtype), out=query),
-        partial(np.matmul, query, k_SK[:width].T, p_ts),
+        partial(np.matmul, q_tK, k_SK[:width].T, p_ts),
+        ufunc(np.multiply, p_ts, constant(scale, dtype), out=p_ts),
         *masks.apply(p_ts, block),
         reduction(np.maximum, p_ts, 1, m),
     ]
@@ -194,26 +204,31 @@ def _forward(
         ufunc(np.subtract, p_ts, m[:, None], out=p_ts),
         ufunc(np.exp, p_ts, out=p_ts),
         partial(np.matmul, p_ts, ones(width, dtype), s),
-        partial(np.matmul, p_ts, v_SK[:width], query),
     ]
     if masks.guarded:
-        # A row without memory has sums 0: its output is 0 and its lse -inf.
-        return [*calls, partial(_normalise_guarded, query, m, s, o_tK, lse_t)]
-    return [
-        *calls,
-        ufunc(np.true_divide, query, s[:, None], out=o_tK),
-        ufunc(np.log, s, out=s),
-        ufunc(np.add, s, m, out=lse_t),
-    ]
+        calls.append(partial(_empty_rows, m, s))
+    # The smaller of the weights and the output is divided by the sums; the output's short rows cost as much as
+    # weights several times as wide.
+    if width <= 6 * q_tK.shape[1]:
+        calls += [
+            ufunc(np.true_divide, constant(1, dtype), s, out=lse_t),
+            ufunc(np.multiply, p_ts, lse_t[:, None], out=p_ts),
+            partial(np.matmul, p_ts, v_SK[:width], o_tK),
+        ]
+    else:
+        output = buffers["output"][:n]
+        calls += [
+            partial(np.matmul, p_ts, v_SK[:width], output),
+            ufunc(np.true_divide, output, s[:, None], out=o_tK),
+        ]
+    return [*calls, ufunc(np.log, s, out=s), ufunc(np.add, s, m, out=lse_t)]
 
 
-def _normalise_guarded(value: np.ndarray, m: np.ndarray, s: np.ndarray, o: np.ndarray, lse: np.ndarray) -> None:
+def _empty_rows(m: np.ndarray, s: np.ndarray) -> None:
+    """Rows that see no memory: their sums are 0, and their weights; make their lse -inf and nothing NaN."""
     empty = s == 0
     s[empty] = 1
-    np.true_divide(value, s[:, None], o)
-    np.log(s, s)
-    np.add(s, m, lse)
-    lse[empty] = -np.inf
+    m[empty] = -np.inf
 
 
 def attention_grad(
@@ -223,110 +238,92 @@ def attention_grad(
     params = _params(**params)  # type: ignore[arg-type]
     q_BTHK, k_BSHK = ins[:2]
     buffers = scratch_arrays("attention_grad", outs, ins, scratch, params)
-    masks = _Masks("attention_grad", ins, 6, buffers, params)
+    masks = _Masks(ins, 6, buffers, params, transposed=True)
     n_batch, n_queries, n_heads, _ = q_BTHK.shape
     n_memory = k_BSHK.shape[1]
-    rows = query_rows(n_queries, n_memory, q_BTHK.itemsize)
-    # The last block sees the most memory: it goes first and sets dk and dv, to which the others add.
-    blocks = _blocks(n_queries, n_memory, rows, masks.causal, masks.offset)[::-1]
+    rows = score_rows(n_memory, n_queries, q_BTHK.itemsize)
+    # Ascending, so that the first block meets every query that sees memory at all: it sets dq, the others add.
+    blocks = _backward_blocks(n_queries, n_memory, rows, masks.causal, masks.offset)
     calls: list[Call] = [masks.start] if masks.rate else []
     for b in range(n_batch):
-        for h in range(n_heads):
-            calls += _backward_head(outs, ins, b, h, blocks, scale, masks, buffers)
+        calls += masks.draw(b) if masks.rate else []
+        calls += _row_sums(ins, b, masks, buffers)
+        if not blocks or blocks[0].t0 > 0:
+            calls.append(partial(outs[0][b, : blocks[0].t0 if blocks else None].fill, 0))
+        for block in blocks:
+            calls += masks.prepare(b, block)
+            for h in range(n_heads):
+                calls += _backward(outs, ins, b, h, block, scale, masks, buffers)
     return run(calls)
 
 
-def _backward_head(
+def _row_sums(ins: Arrays, b: int, masks: _Masks, buffers: dict[str, np.ndarray]) -> list[Call]:
+    """Calls that make d [H, T] = sums over K of do * o, for all heads at once, and lse that is safe to subtract."""
+    o_THK, lse_HT, do_THK = ins[3][b], ins[4][b], ins[5][b]
+    n_queries, n_heads, width = do_THK.shape
+    calls: list[Call] = []
+    for t0, t1 in spans(n_queries, product_rows(n_queries, n_heads, width, do_THK.itemsize)):
+        products = buffers["products"][: t1 - t0]
+        calls += [
+            ufunc(np.multiply, do_THK[t0:t1], o_THK[t0:t1], out=products),
+            partial(np.matmul, products, ones(width, do_THK.dtype), buffers["d_by_row"][t0:t1]),
+        ]
+    calls.append(partial(np.copyto, buffers["d"], buffers["d_by_row"].T))
+    if masks.guarded:
+        calls.append(partial(_safe_lse, lse_HT, buffers["lse"]))
+    else:
+        calls.append(partial(np.copyto, buffers["lse"], lse_HT))
+    return calls
+
+
+def _safe_lse(lse: np.ndarray, out: np.ndarray) -> None:
+    """Rows that see no memory have lse -inf; less that, their scores would become weights."""
+    np.copyto(out, lse)
+    np.copyto(out, -_NEVER, where=np.isneginf(lse))
+
+
+def _backward(
     outs: Arrays,
     ins: Arrays,
     b: int,
     h: int,
-    blocks: list[Block],
-    scale: float,
-    masks: _Masks,
-    buffers: dict[str, np.ndarray],
-) -> list[Call]:
-    """All blocks of one head."""
-    q_BTHK, k_BSHK, v_BSHK, o_BTHK, lse_BHT, do_BTHK = ins[:6]
-    n_memory, width = k_BSHK.shape[1], q_BTHK.shape[3]
-    key, value = buffers["key"][:, : width + 1], buffers["value"][:, : width + 1]
-    calls: list[Call] = [
-        partial(np.copyto, key[:, :width], k_BSHK[b, :, h]),
-        partial(key[:, width].fill, 1),
-        partial(value[:, width].fill, 1),
-    ]
-    v_SK = v_BSHK[b, :, h]
-    if masks.rate:
-        calls += masks.kept(b, h)
-        calls.append(ufunc(np.multiply, v_SK, buffers["mask"][:, None], out=value[:, :width]))
-    else:
-        calls.append(partial(np.copyto, value[:, :width], v_SK))
-    dk_SK, dv_SK = outs[1][b, :, h], outs[2][b, :, h]
-    filled = 0
-    for block in blocks:
-        here = slice(block.t0, block.t1)
-        views = (q_BTHK[b, here, h], o_BTHK[b, here, h], lse_BHT[b, h, here], do_BTHK[b, here, h])
-        calls += masks.prepare(b, block)
-        calls += _backward(views, outs[0][b, here, h], dk_SK, dv_SK, block, scale, masks, buffers, filled)
-        filled = max(filled, block.s1)
-    if filled < n_memory:
-        calls += [partial(dk_SK[filled:].fill, 0), partial(dv_SK[filled:].fill, 0)]
-    if masks.rate:
-        calls.append(ufunc(np.multiply, dv_SK, buffers["mask"][:, None], out=dv_SK))
-    return calls
-
-
-def _backward(
-    views: tuple[np.ndarray, ...],
-    dq_tK: np.ndarray,
-    dk_SK: np.ndarray,
-    dv_SK: np.ndarray,
     block: Block,
     scale: float,
     masks: _Masks,
     buffers: dict[str, np.ndarray],
-    filled: int,
 ) -> list[Call]:
-    """One block of query rows; memory rows up to ``filled`` of dk and dv hold sums already."""
-    q_tK, o_tK, lse_t, do_tK = views
-    n, n_memory, width = block.t1 - block.t0, block.s1, q_tK.shape[1]
-    if n_memory == 0:
-        return [partial(dq_tK.fill, 0)]
-    p_ts, dp_ts = (buffers[k].reshape(-1)[: n * n_memory].reshape(n, n_memory) for k in ("weights", "dscores"))
-    query, dout = buffers["query"][:n, : width + 1], buffers["dout"][:n, : width + 1]
-    key, value = buffers["key"][:n_memory, : width + 1], buffers["value"][:n_memory, : width + 1]
+    """One block of memory rows of one head."""
+    t, s = slice(block.t0, block.t1), slice(block.s0, block.s1)
+    q_tK, k_sK, v_sK, do_tK = ins[0][b, t, h], ins[1][b, s, h], ins[2][b, s, h], ins[5][b, t, h]
+    dq_tK, dk_sK, dv_sK = outs[0][b, t, h], outs[1][b, s, h], outs[2][b, s, h]
+    shape = (block.s1 - block.s0, block.t1 - block.t0)
+    if shape[1] == 0:
+        return [partial(dk_sK.fill, 0), partial(dv_sK.fill, 0)]
+    n, dtype = shape[0] * shape[1], q_tK.dtype
+    p_st, dp_st = (buffers[name].reshape(-1)[:n].reshape(shape) for name in ("weights", "dscores"))
     calls = [
-        ufunc(np.multiply, q_tK, constant(scale, p_ts.dtype), out=query[:, :width]),
-        ufunc(np.negative, lse_t, out=query[:, width]),
-        partial(np.copyto, dout[:, :width], do_tK),
-        partial(np.vecdot, do_tK, o_tK, buffers["d"][:n]),
-        ufunc(np.negative, buffers["d"][:n], out=dout[:, width]),
+        partial(np.matmul, k_sK, q_tK.T, p_st),
+        ufunc(np.multiply, p_st, constant(scale, dtype), out=p_st),
+        *masks.apply(p_st, block),
+        ufunc(np.subtract, p_st, buffers["lse"][h, t], out=p_st),
+        ufunc(np.exp, p_st, out=p_st),
+        partial(np.matmul, p_st, do_tK, dv_sK),
+        partial(np.matmul, v_sK, do_tK.T, dp_st),
     ]
-    if masks.guarded:
-        # Rows without memory have lse -inf; minus that would make weights of them.
-        calls.append(partial(_hide_empty, lse_t, query[:, width]))
+    if masks.rate:
+        mask = buffers["mask"][h, s, None]
+        calls.append(ufunc(np.multiply, dv_sK, mask, out=dv_sK))
+        calls.append(ufunc(np.multiply, dp_st, mask, out=dp_st))
     calls += [
-        partial(np.matmul, query, key.T, p_ts),
-        *masks.apply(p_ts, block),
-        ufunc(np.exp, p_ts, out=p_ts),
-        partial(np.matmul, dout, value.T, dp_ts),
-        ufunc(np.multiply, dp_ts, p_ts, out=dp_ts),
-        partial(np.matmul, dp_ts, key[:, :width], buffers["d_query"][:n]),
-        ufunc(np.multiply, buffers["d_query"][:n], constant(scale, p_ts.dtype), out=dq_tK),
+        ufunc(np.subtract, dp_st, buffers["d"][h, t], out=dp_st),
+        ufunc(np.multiply, dp_st, p_st, out=dp_st),
+        ufunc(np.multiply, dp_st, constant(scale, dtype), out=dp_st),
+        partial(np.matmul, dp_st, q_tK, dk_sK),
     ]
-    for weights, rows, target in ((p_ts, dout, dv_SK), (dp_ts, query, dk_SK)):
-        part = buffers["part"][:n_memory]
-        calls.append(partial(np.matmul, weights.T, rows[:, :width], part))
-        both = min(filled, n_memory)
-        if both:
-            calls.append(ufunc(np.add, target[:both], part[:both], out=target[:both]))
-        if both < n_memory:
-            calls.append(partial(np.copyto, target[both:n_memory], part[both:]))
-    return calls
-
-
-def _hide_empty(lse: np.ndarray, column: np.ndarray) -> None:
-    np.copyto(column, _NEVER, where=np.isneginf(lse))
+    if block.s0 == 0:
+        return [*calls, partial(np.matmul, dp_st.T, k_sK, dq_tK)]
+    part = buffers["part"][: shape[1]]
+    return [*calls, partial(np.matmul, dp_st.T, k_sK, part), ufunc(np.add, dq_tK, part, out=dq_tK)]
 
 
 KERNELS = {"attention": attention, "attention_grad": attention_grad}
