@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from .config_schema import ACTIVATIONS, BATCH_FORMS, STORAGE_CLASSES, Config, Section
+from .config_schema import ACTIVATIONS, BATCH_FORMS, Config, Section
 from .errors import ConfigError, MeshMpiError, nearest
-from .layout import Rules
+from .layout import STORAGE_CLASSES, Rules
 from .mesh import Mesh
 
 __all__ = ["Config", "find", "load", "parse", "to_yaml"]

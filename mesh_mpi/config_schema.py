@@ -22,7 +22,6 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 ACTIVATIONS = ("relu", "gelu", "silu", "swish", "sigmoid", "tanh", "linear")
-STORAGE_CLASSES = ("parameters", "optimizer")
 BATCH_FORMS = ("tokens_per_batch", "sequences_per_batch", "tokens_per_replica", "sequences_per_replica")
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from .errors import LayoutError, nearest
 from .mesh import Mesh
 
+STORAGE_CLASSES = ("parameters", "optimizer")
+"""The classes of variables that ``storage`` rules may name."""
+
 
 class Rules:
     """An ordered list of rules ``dimension:axis``, as in ``Rules("batch:data;d_ff:model;heads:model")``.

@@ -8,11 +8,9 @@ from __future__ import annotations
 from ..dims import Dimension, Shape
 from ..errors import LayoutError, nearest
 from ..graph.variable import Variable
-from ..layout import Rules
+from ..layout import STORAGE_CLASSES, Rules
 from ..mesh import Mesh
 from ..spmd.placement import Placement
-
-STORAGE_CLASSES = ("parameters", "optimizer")
 
 
 class PlacementRules:

@@ -76,7 +76,13 @@ def _fit(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def pointwise(kind: str, *operands) -> Tensor:
-    """Build a pointwise operation of tensors and numbers."""
+    """Build the pointwise operation of a kind, of tensors and numbers in the kind's order of operands.
+
+    Shape   the operands' dimensions lie within the largest's, which is the result's.
+    Comm    none.
+    Grad    that of the kind.
+    Raises  DimensionError for outer forms, DtypeError for mixed element types or an operand that is no number.
+    """
     scalars = tuple((i, x) for i, x in enumerate(operands) if not isinstance(x, Tensor))
     for _, x in scalars:
         if not isinstance(x, (int, float)):

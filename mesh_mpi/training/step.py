@@ -93,11 +93,6 @@ class Training:
             total, count = total + float(out["loss_sum"]), count + float(out["n_targets"])
         return total / max(count, 1.0)
 
-    def measured_step(self):
-        """Return this training bound to this process's machine, for measurements (see ``measure``)."""
-        from .measure import MeasuredStep
-        return MeasuredStep(self)
-
     @staticmethod
     def _run(state, program: Program, given: dict) -> dict:
         return state.run(program, **{name: value for name, value in given.items() if name in program.feeds})
