@@ -55,7 +55,7 @@ def mpi_machine(mesh: Mesh) -> MpiMachine:
         _world.append(World())
     world = _world[0]
     if mesh.size != world.size:
-        raise MeshError(f"mesh {mesh} needs {mesh.size} ranks and {world.size} are running. "
+        raise MeshError(f"mesh {mesh} needs {mesh.size} rank{'s' * (mesh.size > 1)} and {world.size} {'are' if world.size > 1 else 'is'} running. "
                         f"Start with -n {mesh.size}, or choose sizes whose product is {world.size}.")
     if mesh not in world.meshes:
         with world.progress.during(f"setting up mesh {mesh}"):

@@ -81,8 +81,8 @@ def test_ranks_that_end_at_different_times_wait_for_one_another():
 
 @pytest.mark.parametrize("n, mesh, words", [
     (4, "data:4;model:3", "MeshError: mesh [data=4, model=3] needs 12 ranks and 4 are running. Start with -n 12, or choose sizes whose product is 4.\n"),
-    (2, "", "MeshError: mesh [] needs 1 ranks and 2 are running."),
-    (1, "data:2", "MeshError: mesh [data=2] needs 2 ranks and 1 are running. Start with -n 2, or choose sizes whose product is 1.\n"),
+    (2, "", "MeshError: mesh [] needs 1 rank and 2 are running."),
+    (1, "data:2", "MeshError: mesh [data=2] needs 2 ranks and 1 is running. Start with -n 2, or choose sizes whose product is 1.\n"),
 ])
 def test_the_number_of_ranks_must_be_the_mesh_s(n, mesh, words):
     result, _ = run(START + f"choose_machine(mm.Mesh('{mesh}'))", n)
@@ -127,7 +127,7 @@ def test_the_watchdog_says_who_waits_where_and_who_has_not_come(tmp_path):
     assert result.returncode != 0 and seconds < 12 + SLACK_S
     text = result.stderr
     assert re.search(r"watchdog: rank \d .* has waited \d\.\d s in its collective number \d+: ", text)
-    assert re.search(r"rank 0 \{'data': 0, 'model': 0\}.*step, instruction 3: %4\[4\] = allreduce over model", text) or "rank 0 {'data': 0, 'model': 0} is" in text
+    assert re.search(r"rank 0 \{'data': 0, 'model': 0\}.*step, instruction 3: %4\[4\] = allreduce over model", text)
     assert "rank 1 {'data': 0, 'model': 1} HAS NOT ARRIVED: is outside collectives" in text
     assert text.count("Python stacks of rank 1 ") == 1 and "script.py" in text
     assert not list(tmp_path.iterdir())

@@ -252,3 +252,27 @@ def test_a_program_of_another_state_and_an_unknown_output_are_refused():
         state.run(step, x=batch_of(), whole=["z"])
     with pytest.raises(MeshError):
         mm.State([step], machine=SimulatedMachine(mm.Mesh("data:2")))
+
+
+@pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
+def test_a_step_in_microbatches_equals_the_step_in_one_program(mesh_shape, layout):
+    """{first, more, apply}: the accumulator holds the unreduced gradient, and apply reduces it once."""
+    batch, d_model, d_ff = mm.Dimension("batch", BATCH), mm.Dimension("d_model", D_MODEL), mm.Dimension("d_ff", D_FF)
+    x = mm.placeholder("x", [batch, d_model], "float64")
+    w = mm.Variable("w", [d_model, d_ff], init=mm.normal(stddev=0.4), dtype="float64")
+    total = mm.Accumulator("total", [d_model, d_ff], "float64")
+    (dw,) = mm.gradients(mm.reduce_sum(mm.reduce_sum(mm.square(mm.relu(mm.einsum([x, w], [batch, d_ff]))), batch), d_ff), [w])
+    where = {"mesh_shape": mesh_shape, "layout": layout}
+    whole = mm.compile(updates=[(w, w - 0.01 * dw)], name="whole", **where)
+    first = mm.compile(updates=[(total, dw)], name="first", **where)
+    more = mm.compile(updates=[(total, total + dw)], name="more", like=first, **where)
+    last = mm.compile(updates=[(w, w - 0.01 * total)], name="apply", like=first, **where)
+    one, parts = mm.State([whole], seed=2), mm.State([first, more, last], seed=2, poison=True)
+    data = batch_of(4, "float64")
+    for _ in range(2):
+        one.run(whole, x=data)
+        parts.run(first, x=data * (np.arange(BATCH) < 4)[:, None])
+        parts.run(more, x=data * (np.arange(BATCH) >= 4)[:, None])
+        parts.run(last)
+    np.testing.assert_allclose(parts.read("w"), one.read("w"), rtol=1e-11, atol=1e-14)
+    assert not [c for c in first.collectives() if c.axes == ("data",) and c.payload_bytes >= total.shape.size * 8]
