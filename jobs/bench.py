@@ -33,6 +33,7 @@ class Step(Protocol):
 
     n_ranks: int
     peak_bytes: int  # planned
+    resident_before_bytes: int  # resident before any variable existed
     comm_bytes: int  # payload that this rank passes to collectives in one step
 
     def run(self) -> None:
@@ -79,11 +80,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def open_step(config) -> Step:
-    """Bind the training step of a configuration to this process's machine."""
+    """Bind the training step of a configuration to this process's machine; memory counts from here, MPI, one product and one reduction done."""
+    from mesh_mpi.mesh import Mesh
+    from mesh_mpi.runtime.machine import choose_machine
     from mesh_mpi.training.measure import MeasuredStep
     from mesh_mpi.training.step import build
 
-    return MeasuredStep(build(config))
+    product_rate(choose_machine(Mesh(config.mesh_shape)).maxima, repeats=1)
+    before = resident_now_bytes()
+    step = MeasuredStep(build(config))
+    step.resident_before_bytes = before
+    return step
 
 
 def measure(step: Step, config) -> dict:
@@ -97,8 +104,9 @@ def measure(step: Step, config) -> dict:
         step.run()
         times.append(time.perf_counter() - start)
     comm = (step.comm_s() - comm_start) / config.bench.steps
+    resident = resident_bytes()
     after = product_rate(step.maxima)
-    comm_s, peak, resident, *slowest = step.maxima([comm, step.peak_bytes, resident_bytes(), *times])
+    comm_s, peak, growth, resident, *slowest = step.maxima([comm, step.peak_bytes, resident - step.resident_before_bytes, resident, *times])
     step_s, work = statistics.median(slowest), flops(config)
     rate, ceiling = work / step_s / 1e9, step.n_ranks * (before + after) / 2
     return {
@@ -107,7 +115,7 @@ def measure(step: Step, config) -> dict:
         "tokens_per_s": round(config.n_tokens / step_s, 1), "comm_s": round(comm_s, 6), "comm_fraction": round(comm_s / step_s, 4),
         "comm_bytes": step.comm_bytes, "flops": work, "gflops_per_s": round(rate, 2),
         "sgemm_gflops_per_s_before": round(before, 2), "sgemm_gflops_per_s_after": round(after, 2), "sgemm_fraction": round(rate / ceiling, 4),
-        "peak_bytes": int(peak), "resident_bytes": int(resident),
+        "peak_bytes": int(peak), "resident_bytes": int(resident), "resident_growth_bytes": int(growth),
     }
 
 
@@ -117,7 +125,9 @@ def describe(figures: dict) -> str:
             f"(mesh {figures['mesh_shape'] or 'of one rank'}); communication {figures['comm_fraction']:.1%}, {figures['comm_bytes']:,} bytes a rank; "
             f"{figures['gflops_per_s']:.1f} GF/s, {figures['sgemm_fraction']:.1%} of the ranks' sgemm rate "
             f"({figures['sgemm_gflops_per_s_before']:.1f} GF/s a rank before, {figures['sgemm_gflops_per_s_after']:.1f} after); "
-            f"memory of a rank {figures['peak_bytes'] / 2**20:.0f} MiB planned, {figures['resident_bytes'] / 2**20:.0f} MiB resident at most")
+            f"memory of a rank {figures['peak_bytes'] / 2**20:.0f} MiB planned, "
+            f"{figures['resident_growth_bytes'] / 2**20:.0f} MiB grown since the start ({figures['resident_growth_bytes'] / figures['peak_bytes']:.1%}), "
+            f"{figures['resident_bytes'] / 2**20:.0f} MiB resident in all")
 
 
 def product_parameters(config) -> int:
@@ -154,6 +164,15 @@ def product_rate(maxima: Callable[[Sequence[float]], list[float]], size: int = 2
 def resident_bytes() -> int:
     """Return the most memory this process has had resident so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def resident_now_bytes() -> int:
+    """Return the memory this process has resident now (where the system does not say: the most so far)."""
+    try:
+        with open("/proc/self/statm") as text:
+            return int(text.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resident_bytes()
 
 
 def own_command(arguments: argparse.Namespace) -> list[str]:

@@ -14,7 +14,7 @@ from mesh_mpi.jobs import bench, main
 class FakeStep:
     """A step that takes no time on two ranks, the other of which is three times as slow as this one."""
 
-    n_ranks, peak_bytes, comm_bytes = 2, 2**30, 12345
+    n_ranks, peak_bytes, comm_bytes, resident_before_bytes = 2, 2**30, 12345, 2**20
 
     def __init__(self):
         self.n_steps = 0
@@ -43,6 +43,7 @@ def test_a_step_counts_as_long_as_on_the_slowest_rank_and_warm_up_does_not_count
     assert (found["step_s"], found["tokens_per_s"]) == (3.0, round(8 * 256 / 3, 1))
     assert (found["comm_s"], found["comm_fraction"], found["comm_bytes"]) == (1.5, 0.5, 12345)
     assert found["peak_bytes"] == 3 * 2**30 and found["resident_bytes"] > 2**20
+    assert found["resident_growth_bytes"] == found["resident_bytes"] - 3 * 2**20
 
 
 def test_the_operations_of_the_yardstick_s_step_are_those_of_the_formula(monkeypatch):
