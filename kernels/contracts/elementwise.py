@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
-from .base import BLOCK_BYTES, KernelContract, Params, Piece, Shapes, itemsize, sizes
+from .base import KernelContract, Params, Piece, Shapes, itemsize, sizes
 
-# How many work arrays a function needs besides its operands (8 bytes an element, whatever the dtype), and how many
-# operations it counts as.
+# What all operands of a block take together. A step or two stream through memory whatever the block, and then few
+# large blocks are best; longer programs still find their temporaries in an L2 cache of 1 MiB.
+ELEMENTWISE_BYTES = 512 * 1024
+
+# How many work arrays a function needs besides its operands, and how many operations it counts as.
 _SIMPLE = (
     "add sub mul div neg abs sign exp log sqrt square reciprocal sin cos tanh pow maximum minimum floordiv mod "
     "less less_equal greater greater_equal equal not_equal logical_and logical_or logical_not isfinite relu"
@@ -24,9 +27,13 @@ FUNCTIONS: dict[str, tuple[int, int]] = {
 
 def block_elements(n_elements: int, params: Params) -> int:
     """Elements of one block, so that all operands, temporaries and work arrays stay within the budget."""
-    widths = [itemsize(d) for key in ("in_dtypes", "out_dtypes", "temp_dtypes") for d in params.get(key, ())]
-    per_element = sum(widths) + 8 * n_work(params)
-    return min(n_elements, max(1024, BLOCK_BYTES // max(1, per_element) // 1024 * 1024))
+    per_element = sum(_widths(params)) + max(_widths(params), default=8) * n_work(params)
+    return min(n_elements, max(1024, ELEMENTWISE_BYTES // max(1, per_element) // 1024 * 1024))
+
+
+def _widths(params: Params) -> list[int]:
+    """Bytes of an element of each operand and temporary."""
+    return [itemsize(d) for key in ("in_dtypes", "out_dtypes", "temp_dtypes") for d in params.get(key, ())]
 
 
 def n_work(params: Params) -> int:
@@ -37,7 +44,9 @@ def n_work(params: Params) -> int:
 def pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
     block = block_elements(prod(out_shapes[0]), params)
     temps = tuple(Piece(f"t{i}", (block,), d) for i, d in enumerate(params.get("temp_dtypes", ())))
-    return temps + tuple(Piece(f"w{i}", (block,), "float64") for i in range(n_work(params)))
+    # A work array is as wide as the widest operand, whatever it is used for.
+    width = max(_widths(params), default=8)
+    return temps + tuple(Piece(f"w{i}", (block * width,), "uint8") for i in range(n_work(params)))
 
 
 def _flops(out_shapes: Shapes, in_shapes: Shapes, params: Params) -> int:

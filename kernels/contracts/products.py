@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from math import prod
 
-from .base import KernelContract, Params, Piece, Shapes, aliases, all_bytes, block_rows
+from .base import KernelContract, Params, Piece, Shapes, aliases, all_bytes, block_rows, itemsize
 
-# An accumulated product passes through scratch by blocks of rows. Fewer rows make BLAS pack the right operand again
-# and again; a whole L2 cache keeps that under a tenth.
-ACCUMULATE_BYTES = 1024 * 1024
+# An accumulated product passes through scratch in blocks, as large as half an L2 cache of 1 MiB lets them be: BLAS
+# packs its operands again for each block, which narrow ones would make expensive.
+ACCUMULATE_BYTES = 512 * 1024
+ACCUMULATE_COLUMNS = 512
 
 
-def accumulate_rows(n_rows: int, n_columns: int, item: int) -> int:
-    """Rows of the product that go through scratch at once."""
-    return block_rows(n_rows, max(1, n_columns * item), ACCUMULATE_BYTES)
+def accumulate_block(n_rows: int, n_columns: int, item: int) -> tuple[int, int]:
+    """Rows and columns of the product that go through scratch at once."""
+    columns = max(1, min(n_columns, ACCUMULATE_COLUMNS))
+    return block_rows(n_rows, columns * item, ACCUMULATE_BYTES), columns
 
 
 def matmul_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
     if not params.get("accumulate", False):
         return ()
-    n_rows, n_columns = out_shapes[0][-2:]
-    item = 8 if dtype == "float64" else 4
-    return (Piece("product", (accumulate_rows(n_rows, n_columns, item), n_columns), dtype),)
+    rows, columns = accumulate_block(*out_shapes[0][-2:], itemsize(dtype))
+    return (Piece("product", (rows * columns,), dtype),)
 
 
 def _flops(out_shapes: Shapes, in_shapes: Shapes, params: Params) -> int:

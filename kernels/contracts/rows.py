@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from .base import (
+    BLOCK_BYTES,
     KernelContract,
     Params,
     Piece,
@@ -46,7 +47,7 @@ def reduce_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Par
 
 def norm_rows(n_rows: int, width: int, item: int) -> int:
     """Rows of a block of a normalisation: input, output and two work arrays."""
-    return block_rows(n_rows, 4 * width * item)
+    return block_rows(n_rows, 4 * width * item, 2 * BLOCK_BYTES)
 
 
 def norm_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
@@ -60,10 +61,11 @@ def norm_grad_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: 
     rows = norm_rows(n_rows, width, itemsize(dtype))
     depth = tree_depth(n_blocks(n_rows, rows))
     return (
-        Piece("xhat", (rows, width), dtype),
+        Piece("taken", (rows, width), dtype),
         Piece("work", (rows, width), dtype),
         Piece("a", (rows,), dtype),
         Piece("b", (rows,), dtype),
+        Piece("c", (rows,), dtype),
         Piece("levels", (depth, 2, width), dtype),
         Piece("average", (width,), dtype),
     )

@@ -55,7 +55,7 @@ def _backward_blocks(n_queries: int, n_memory: int, rows: int, causal: bool, off
 def _hiding_bias(n_queries: int, n_memory: int, first: int, transposed: bool, dtype: np.dtype) -> np.ndarray:
     """[t, s], or [s, t] if transposed: 0 where memory row s is at most first + t, -inf beyond."""
     hidden = np.arange(n_memory) > first + np.arange(n_queries)[:, None]
-    bias = np.where(hidden.T if transposed else hidden, -np.inf, 0.0).astype(dtype)
+    bias = np.where(np.ascontiguousarray(hidden.T) if transposed else hidden, -np.inf, 0.0).astype(dtype)
     bias.flags.writeable = False
     return bias
 

@@ -50,7 +50,7 @@ def _bind_box(outs: Arrays, ins: Arrays, buffers: dict[str, np.ndarray], steps: 
         return (ins if kind == "i" else outs)[index]
 
     def work(index: int, dtype: np.dtype) -> np.ndarray:
-        return buffers[f"w{index}"].view(dtype)[:n].reshape(shape)
+        return buffers[f"w{index}"][: n * dtype.itemsize].view(dtype).reshape(shape)
 
     calls: list[Call] = []
     for fn, srcs, dst in steps:

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from ..contracts.products import accumulate_rows
+from ..contracts.products import accumulate_block
 from .blocks import Arrays, Call, run, scratch_arrays, spans, ufunc
 
 
@@ -27,13 +27,15 @@ def matmul(
         a, b, c = _one_product(a, b, c)
         return partial(np.matmul, a, b, c)
     product = scratch_arrays("matmul", outs, ins, scratch, {"accumulate": True})["product"]
-    rows = accumulate_rows(c.shape[-2], c.shape[-1], c.itemsize)
+    rows, columns = accumulate_block(c.shape[-2], c.shape[-1], c.itemsize)
     calls: list[Call] = []
     for lead in np.ndindex(*c.shape[:-2]):
-        for start, stop in spans(c.shape[-2], rows):
-            part, c_MN = product[: stop - start], c[lead][start:stop]
-            calls.append(partial(np.matmul, a[lead][start:stop], b[lead], part))
-            calls.append(ufunc(np.add, c_MN, part, out=c_MN))
+        for m0, m1 in spans(c.shape[-2], rows):
+            for n0, n1 in spans(c.shape[-1], columns):
+                part = product[: (m1 - m0) * (n1 - n0)].reshape(m1 - m0, n1 - n0)
+                block = c[lead][m0:m1, n0:n1]
+                calls.append(partial(np.matmul, a[lead][m0:m1], b[lead][:, n0:n1], part))
+                calls.append(ufunc(np.add, block, part, out=block))
     return run(calls)
 
 

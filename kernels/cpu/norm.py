@@ -98,12 +98,15 @@ def _norm_grad(
     scale_D: np.ndarray,
     buffers: dict[str, np.ndarray],
 ) -> Callable[[], None]:
-    """dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy scale; without ``mean_R`` the term mean(g) is absent."""
-    dx_RD, n_sums = outs[0], len(outs) - 1
+    """dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy scale; without ``mean_R`` the term mean(g) is absent.
+
+    With c = x - mean, what is taken from rstd g is c times one number a row, plus another, so xhat is never made.
+    """
+    dx_RD, n_sums, centred = outs[0], len(outs) - 1, mean_R is not None
     n_rows, width = x_RD.shape
     rows = norm_rows(n_rows, width, x_RD.itemsize)
     ones_R = ones(rows, x_RD.dtype)
-    # A contiguous copy of the scale, made when called, divided by D: its products with rows are means.
+    # The scale divided by D, contiguous: products with it are means.
     average_D = buffers["average"]
     levels = buffers["levels"]
 
@@ -111,28 +114,33 @@ def _norm_grad(
         r0, r1 = block * rows, min(n_rows, (block + 1) * rows)
         n = r1 - r0
         dy, x, dx = dy_RD[r0:r1], x_RD[r0:r1], dx_RD[r0:r1]
-        xhat, work = buffers["xhat"][:n], buffers["work"][:n]
-        mean_g, mean_gx = buffers["a"][:n], buffers["b"][:n]
-        rstd = rstd_R[r0:r1, None]
-        calls = [] if mean_R is None else [ufunc(np.subtract, x, mean_R[r0:r1, None], out=xhat)]
+        taken, work = buffers["taken"][:n], buffers["work"][:n]
+        shift, factor, rstd = buffers["a"][:n], buffers["b"][:n], buffers["c"][:n]
+        calls: list[Call] = [partial(np.copyto, rstd, rstd_R[r0:r1])]
+        if centred:
+            calls.append(ufunc(np.subtract, x, mean_R[r0:r1, None], out=taken))
+        c = taken if centred else x
         calls += [
-            ufunc(np.multiply, x if mean_R is None else xhat, rstd, out=xhat),
-            ufunc(np.multiply, dy, xhat, out=work),
-            partial(np.matmul, ones_R[:n], work, levels[level, 0]),
-            partial(np.matmul, work, average_D, mean_gx),
+            ufunc(np.multiply, dy, c, out=work),
+            partial(np.matmul, rstd, work, levels[level, 0]),
+            partial(np.matmul, work, average_D, factor),
+            *(ufunc(np.multiply, factor, rstd, out=factor) for _ in range(3)),
+            ufunc(np.multiply, c, factor[:, None], out=taken),
         ]
         if n_sums == 2:
             calls.append(partial(np.matmul, ones_R[:n], dy, levels[level, 1]))
-        if mean_R is not None:
-            calls.append(partial(np.matmul, dy, average_D, mean_g))
+        if centred:
+            calls += [
+                partial(np.matmul, dy, average_D, shift),
+                ufunc(np.multiply, shift, rstd, out=shift),
+                ufunc(np.add, taken, shift[:, None], out=taken),
+            ]
         calls += [
             ufunc(np.multiply, dy, scale_D, out=work),
-            ufunc(np.multiply, xhat, mean_gx[:, None], out=xhat),
-            ufunc(np.subtract, work, xhat, out=work),
+            ufunc(np.multiply, work, rstd[:, None], out=work),
+            ufunc(np.subtract, work, taken, out=dx),
         ]
-        if mean_R is not None:
-            calls.append(ufunc(np.subtract, work, mean_g[:, None], out=work))
-        return chain([*calls, ufunc(np.multiply, work, rstd, out=dx)])
+        return chain(calls)
 
     def add(level: int) -> Call:
         here, above = levels[level, :n_sums], levels[level + 1, :n_sums]
