@@ -65,6 +65,7 @@ REDUCTIONS = {
     "three projections of one tensor": Layout("p:2;q:2", "batch:p;heads:q"), "add_n of sums, partial and whole": Layout("p:2;q:2", "b:p;c:q"),
     "reshape to other names, the rules crossed": Layout("p:2;q:2", "a:p;x:q"), "reduce_sum_squares": Layout("all:2", "a:all"),
     "adafactor, factored True": Layout("p:2;q:2", "d0:p;d1:q"), "slice": Layout("all:2", "c:all"),
+    "rename that exchanges two": Layout("all:2", "m:all"),  # an all-to-all
 }
 HARMLESS_TWICE = ("max", "min", "")  # maxima are idempotent, and copying twice copies; a swap done twice from its operand is a swap
 
