@@ -7,18 +7,21 @@ from math import prod
 from .base import KernelContract, Params, Piece, Shapes, aliases, block_rows, itemsize
 
 # Scores that exist at once: a block of query rows by all memory, in the gradient a block of memory rows by all
-# queries. Long sequences get fewer rows, but not so few that a product becomes a row of dot products.
-SCORE_BYTES = 64 * 1024
-MIN_ROWS = 16
-MAX_ROWS = 128
+# queries. Up to half an L2 cache of 1 MiB, rows make the products faster by more than the sweeps over scores lose.
+SCORE_BYTES = 512 * 1024
+MIN_ROWS = 32
+MAX_ROWS = 256
+# With causality every block computes half a square too much, so a quarter of the length, or 128, is enough.
+MAX_CAUSAL_ROWS = 128
 # The products do * o whose sums over K the gradient needs, made for all heads at once.
 PRODUCT_BYTES = 64 * 1024
 
 
-def score_rows(n_rows: int, n_columns: int, item: int) -> int:
+def score_rows(n_rows: int, n_columns: int, item: int, causal: bool) -> int:
     """Rows of one block of scores."""
+    most = max(MIN_ROWS, min(MAX_CAUSAL_ROWS, n_columns // 4)) if causal else MAX_ROWS
     rows = SCORE_BYTES // max(1, n_columns * item) // MIN_ROWS * MIN_ROWS
-    return max(1, min(n_rows, max(MIN_ROWS, min(MAX_ROWS, rows))))
+    return max(1, min(n_rows, max(MIN_ROWS, min(most, rows))))
 
 
 def product_rows(n_queries: int, n_heads: int, width: int, item: int) -> int:
@@ -40,7 +43,7 @@ def _extra(in_shapes: Shapes, dtype: str, params: Params, rows: int, columns: in
 def attention_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
     _, n_queries, _, width = in_shapes[0]
     n_memory = in_shapes[1][1]
-    rows = score_rows(n_queries, n_memory, itemsize(dtype))
+    rows = score_rows(n_queries, n_memory, itemsize(dtype), params.get("causal", False))
     pieces = (
         Piece("scores", (rows, n_memory), dtype),
         Piece("output", (rows, width), dtype),
@@ -54,7 +57,7 @@ def attention_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: 
 
 def attention_grad_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
     _, n_queries, n_heads, width = in_shapes[0]
-    rows = score_rows(in_shapes[1][1], n_queries, itemsize(dtype))
+    rows = score_rows(in_shapes[1][1], n_queries, itemsize(dtype), params.get("causal", False))
     products = product_rows(n_queries, n_heads, width, itemsize(dtype))
     pieces = (
         Piece("weights", (rows, n_queries), dtype),

@@ -22,7 +22,7 @@ from .base import (
 LOOKUP_ROWS = 1024
 # Mask elements decided at once (16 bits each) and initial values drawn at once (64 bits each).
 MASK_ELEMENTS = 16384
-DRAW_ELEMENTS = 4096
+DRAW_ELEMENTS = 6144
 
 
 def embedding_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
@@ -44,7 +44,7 @@ def dropout_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Pa
 def initialize_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
     if params["init"]["kind"] in ("zeros", "ones", "constant"):
         return ()
-    return tuple(Piece(name, (DRAW_ELEMENTS,), "float64") for name in ("u", "q", "r", "num", "den"))
+    return tuple(Piece(name, (DRAW_ELEMENTS,), "float64") for name in ("u", "drawn", "r", "num", "den"))
 
 
 def _lookup_bytes(out_shapes: Shapes, in_shapes: Shapes, item: int, params: Params) -> int:

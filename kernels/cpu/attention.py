@@ -157,7 +157,7 @@ def attention(
     masks = _Masks(ins, 3, buffers, params, transposed=False)
     n_batch, n_queries, n_heads, _ = q_BTHK.shape
     n_memory = k_BSHK.shape[1]
-    rows = score_rows(n_queries, n_memory, q_BTHK.itemsize)
+    rows = score_rows(n_queries, n_memory, q_BTHK.itemsize, masks.causal)
     blocks = _forward_blocks(n_queries, n_memory, rows, masks.causal, masks.offset)
     # With segments a block's bias serves all heads; with dropout alone a head's values serve all blocks.
     pairs = [(block, h) for block in blocks for h in range(n_heads)]
@@ -241,7 +241,7 @@ def attention_grad(
     masks = _Masks(ins, 6, buffers, params, transposed=True)
     n_batch, n_queries, n_heads, _ = q_BTHK.shape
     n_memory = k_BSHK.shape[1]
-    rows = score_rows(n_memory, n_queries, q_BTHK.itemsize)
+    rows = score_rows(n_memory, n_queries, q_BTHK.itemsize, masks.causal)
     # Ascending, so that the first block meets every query that sees memory at all: it sets dq, the others add.
     blocks = _backward_blocks(n_queries, n_memory, rows, masks.causal, masks.offset)
     calls: list[Call] = [masks.start] if masks.rate else []

@@ -12,7 +12,7 @@ import numpy as np
 from ..contracts.movement import DRAW_ELEMENTS
 from .blocks import Arrays, scratch_arrays
 from .quantile import normal_quantile
-from .random import Stream, element_strides, plan_draws
+from .random import Draw, Stream, element_strides, open_interval, plan_draws
 
 # Words worth throwing away rather than placing the generator anew.
 MAX_GAP = 800
@@ -40,23 +40,46 @@ def initialize(
     strides = element_strides(global_shape)
     element = sum(s * stride for s, stride in zip(start, strides, strict=True))
     draws = plan_draws(w.shape, strides, element, DRAW_ELEMENTS, MAX_GAP)
-    # Where each draw goes: the elements of w in C order, cut as the draws are.
-    targets = [_c_order(w, draw.at, draw.rows * draw.length) for draw in draws] if w.size else []
+    if not w.size:
+        return lambda: None
+    batches = _batches(w, draws)
     stream, seed = Stream(name_key), ins[0]
+    drawn = buffers["drawn"]
 
     def call() -> None:
         stream.start(int(seed), 0)
-        for draw, pieces in zip(draws, targets, strict=True):
-            n = draw.rows * draw.length
-            u, packed = buffers["u"][: draw.rows * draw.pitch], buffers["q"][:n]
-            stream.uniform(draw.element, u)
-            np.copyto(packed.reshape(draw.rows, draw.length), u.reshape(draw.rows, draw.pitch)[:, : draw.length])
-            np.copyto(buffers["u"][:n], packed)
-            transform(buffers["u"][:n])
+        for batch, pieces, n in batches:
+            for draw, first in batch:
+                into = buffers["u"][first : first + draw.rows * draw.length]
+                if draw.rows == 1:
+                    stream.doubles(draw.element, into)
+                    continue
+                span = drawn[: draw.rows * draw.pitch]
+                stream.doubles(draw.element, span)
+                rows = span.reshape(draw.rows, draw.pitch)[:, : draw.length]
+                np.copyto(into.reshape(draw.rows, draw.length), rows)
+            u = buffers["u"][:n]
+            open_interval(u)
+            transform(u)
             for low, piece in pieces:
-                np.copyto(piece, buffers["u"][low : low + piece.size].reshape(piece.shape), "same_kind")
+                np.copyto(piece, u[low : low + piece.size].reshape(piece.shape), "same_kind")
 
-    return call if w.size else (lambda: None)
+    return call
+
+
+def _batches(w: np.ndarray, draws: Sequence[Draw]) -> list[tuple]:
+    """(draws with their place in the batch, views of w with theirs, elements): what is transformed at once."""
+    batches: list[tuple] = []
+    batch: list[tuple[Draw, int]] = []
+    first = n = 0
+    for draw in draws:
+        size = draw.rows * draw.length
+        if n + size > DRAW_ELEMENTS:
+            batches.append((batch, _c_order(w, first, n), n))
+            batch, first, n = [], first + n, 0
+        batch.append((draw, n))
+        n += size
+    return [*batches, (batch, _c_order(w, first, n), n)]
 
 
 def _c_order(w: np.ndarray, first: int, n: int) -> list[tuple[int, np.ndarray]]:

@@ -28,8 +28,8 @@ _FAR_TAIL = (
 
 
 def normal_quantile(u: np.ndarray, buffers: dict[str, np.ndarray]) -> None:
-    """u = quantile of u, in place; ``buffers`` q, r, num, den are float64 and at least as long."""
-    q, r, num, den = (buffers[name][: u.size] for name in ("q", "r", "num", "den"))
+    """u = quantile of u, in place; ``buffers`` drawn, r, num, den are float64 and at least as long."""
+    q, r, num, den = (buffers[name][: u.size] for name in ("drawn", "r", "num", "den"))
     np.subtract(u, 0.5, q)
     np.multiply(q, q, r)
     np.subtract(0.180625, r, r)

@@ -55,20 +55,25 @@ class Stream:
         lanes = self.words(first, last - first).view("<u2")
         return lanes[element - 16 * first :][:n]
 
-    def uniform(self, element: int, out: np.ndarray) -> None:
-        """((word >> 11) + 0.5) 2^-53 for the elements from ``element`` on, into contiguous float64 ``out``."""
+    def doubles(self, element: int, out: np.ndarray) -> None:
+        """(word >> 11) 2^-53 for the elements from ``element`` on, into contiguous float64 ``out``."""
         first, skip = divmod(element, _WORDS)
         self._seek(first)
         if skip:
             self._philox.random_raw(skip)
         self._generator.random(out=out)
-        # Words left in the buffer belong to a block that is counted already: go back, so that a seek forgets them.
-        self._next = -(-(element + out.size) // _WORDS)
-        if (element + out.size) % _WORDS:
+        self._next, used = divmod(element + out.size, _WORDS)
+        if used:
+            # Words are left of a block that is counted already: forget them.
+            self._next += 1
             self._philox.advance(0)
-        np.add(out, 2.0**-54, out=out)
-        # (2^53 - 1 + 0.5) 2^-53 rounds to 1, of which there is no normal quantile.
-        np.minimum(out, 1 - 2.0**-53, out=out)
+
+
+def open_interval(u: np.ndarray) -> None:
+    """(word >> 11) 2^-53 to ((word >> 11) + 0.5) 2^-53, in place."""
+    np.add(u, 2.0**-54, u)
+    # (2^53 - 1 + 0.5) 2^-53 rounds to 1, of which there is no normal quantile.
+    np.minimum(u, 1 - 2.0**-53, out=u)
 
 
 class Draw(NamedTuple):
