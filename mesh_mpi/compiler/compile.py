@@ -5,6 +5,9 @@ Invariant: every fault of graph, mesh and rules is found here, before any rank d
 
 from __future__ import annotations
 
+import functools
+import gc
+
 from ..errors import DimensionError, GraphError
 from ..graph.gradients import reachable
 from ..graph.tensor import Tensor
@@ -22,6 +25,21 @@ from .program import Program, bound, offset_at
 from .rules import PlacementRules, check
 
 
+def _collector_paused(function):
+    """Pause Python's cyclic collector meanwhile: it would go through the growing program again and again (200 layers: 4.6 s instead of 1.9 s)."""
+    @functools.wraps(function)
+    def paused(*args, **settings):
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **settings)
+        finally:
+            if was_on:
+                gc.enable()
+    return paused
+
+
+@_collector_paused
 def compile(outputs=None, updates=(), mesh_shape="", layout="", storage=None, name: str = "program", strict_layout: bool = False,
             like: Program | None = None, reuse_memory: bool = True, group_bytes: int = GROUP_BYTES) -> Program:
     """Compile outputs and variable updates into one SPMD program.
@@ -51,7 +69,7 @@ def compile(outputs=None, updates=(), mesh_shape="", layout="", storage=None, na
     live = [x.value for x in out_locals.values()] + [new for _, new in new_values]
     instructions = without_dead(lowering.builder.instructions, live)
     instructions = fuse_pointwise(instructions, live)
-    instructions = group_reductions(early_reductions(instructions), lowering.builder.extent, group_bytes)
+    instructions = group_reductions(early_reductions(instructions), lowering.builder.extent, group_bytes, live)
     instructions = early_updates(instructions, new_values)
     for instruction in instructions:
         _cost(instruction, {axis: size - 1 for axis, size in mesh.axes.items()})

@@ -11,9 +11,9 @@ from ..spmd.instruction import Instruction, wire_bytes
 GROUP_BYTES = 32 << 20
 
 
-def group_reductions(instructions: list[Instruction], extent, bound: int = GROUP_BYTES) -> list[Instruction]:
-    """Gather allreduce(sum) instructions over the same axes and element type into groups of at least two."""
-    n_readers: dict[int, int] = {}
+def group_reductions(instructions: list[Instruction], extent, bound: int = GROUP_BYTES, live_values=()) -> list[Instruction]:
+    """Gather allreduce(sum) instructions over the same axes and element type into groups of at least two; ``live_values`` are needed at the end."""
+    n_readers: dict[int, int] = {v.root.number: 1 for v in live_values}
     for instruction in instructions:
         for v in instruction.inputs:
             n_readers[v.root.number] = n_readers.get(v.root.number, 0) + 1

@@ -6,7 +6,7 @@ partial sum is resolved before any operation that does not say that it may pass.
 
 from __future__ import annotations
 
-from ..errors import LayoutError
+from ..errors import GraphError, LayoutError
 from ..graph.operation import Operation
 from ..graph.tensor import Tensor
 from ..graph.variable import SOURCES, VARIABLE, Variable
@@ -15,6 +15,7 @@ from ..spmd.local import LocalTensor
 from ..spmd.placement import Placement
 from ..spmd.relayout import relayout
 from ..spmd.value import ITEMSIZE, Value
+from .listing import placed_text
 from .rules import PlacementRules
 
 
@@ -131,7 +132,11 @@ class Lowering:
         if variable.storage_class == "accumulator" and variable.full_name not in self.accumulators:
             self.accumulators[variable.full_name] = self.locals[id(tensor)].placement
         self.builder.origin = f"{variable.full_name}:="
-        return self.moved(tensor, self.stored(variable))
+        wanted, now = self.stored(variable), self.locals[id(tensor)].placement
+        if not set(wanted.partial) <= set(now.partial):
+            raise GraphError(f"compile: accumulator {variable.full_name!r} holds sums that are partial over {'*'.join(wanted.partial)}, and {tensor!r} is "
+                             f"{placed_text(tensor.shape, now)}. Add only gradients of the same kind to it: mm.add_n([accumulator, gradient]).")
+        return self.moved(tensor, wanted)
 
     def target(self, variable: Variable) -> LocalTensor:
         """Return the root of a variable that is written, whether or not it is read."""

@@ -30,9 +30,15 @@ class MemoryPlan:
 
     def __init__(self):
         self.place: dict[int, tuple[Block, int]] = {}
+        self.roots: dict[Block, list[int]] = {}  # the numbers of the roots that lie in a block
         self.blocks: list[Block] = []
         self.arena_bytes = 0
         self.live_bytes = 0
+
+    def put(self, number: int, block: Block, offset: int = 0) -> None:
+        """Place a root."""
+        self.place[number] = (block, offset)
+        self.roots.setdefault(block, []).append(number)
 
     def address(self, root: Value) -> tuple[str, int]:
         """Return (variable name or "" for the arena, byte offset)."""
@@ -66,14 +72,14 @@ def plan_memory(instructions: list[Instruction], variables, feeds, live_out, upd
         last[v.root.number] = end
     plan = MemoryPlan()
     for root in variables:
-        plan.place[root.number] = (Block(root.n_bytes, -1, end, root.name), 0)
+        plan.put(root.number, Block(root.n_bytes, -1, end, root.name))
     for root in feeds:
         _add(plan, root, -1, last.get(root.number, -1))
-    variable_of = {root.number: plan.place[root.number] for root in variables}
     for number, root in direct.items():
-        plan.place[number] = variable_of[root.number]
+        plan.put(number, *plan.place[root.number])
     for position, instruction in enumerate(instructions):
         _place_outputs(plan, instruction, position, last, reuse)
+    plan.blocks = [block for block in plan.blocks if block.size]
     _lay_out(plan, reuse)
     return plan, instructions
 
@@ -81,7 +87,7 @@ def plan_memory(instructions: list[Instruction], variables, feeds, live_out, upd
 def _add(plan: MemoryPlan, root: Value, start: int, end: int) -> Block:
     block = Block(-(-max(root.n_bytes, 1) // ALIGN) * ALIGN, start, end)
     plan.blocks.append(block)
-    plan.place[root.number] = (block, 0)
+    plan.put(root.number, block)
     return block
 
 
@@ -99,6 +105,9 @@ def _direct_updates(instructions, reads, writer, updates) -> dict[int, Value]:
     """Return new roots that may be written straight into their variable: nobody reads the old value afterwards."""
     direct: dict[int, Value] = {}
     taken = set()
+    users: dict[int, list[Value]] = {}  # variables that take over (a view of) another variable's old value
+    for variable, new in updates:
+        users.setdefault(new.root.number, []).append(variable)
     for variable, new in updates:
         root = new.root
         if root.kind != "temporary" or not new.is_whole or new.shape != variable.shape or root.number in direct or variable.number in taken:
@@ -108,7 +117,7 @@ def _direct_updates(instructions, reads, writer, updates) -> dict[int, Value]:
         if instruction.is_collective and len(instruction.outputs) > 1:
             continue
         old = reads.get(variable.number, [])
-        if any(p > position for p in old) or any(u.root is variable for v, u in updates if v is not variable):
+        if any(p > position for p in old) or any(v is not variable for v in users.get(variable.number, ())):
             continue
         i_out = next(i for i, v in enumerate(instruction.outputs) if v.root is root)
         fine = all(v.root is not variable or (_may_alias(instruction, i_out, i) and v.is_whole and _same_order(v, instruction.outputs[i_out]))
@@ -148,7 +157,7 @@ def _place_outputs(plan: MemoryPlan, instruction: Instruction, position: int, la
         if block is None:
             _add(plan, root, position, last[root.number])
         else:
-            plan.place[root.number] = (block, plan.place[_donor(instruction, i, plan, block)][1])
+            plan.put(root.number, block, plan.place[_donor(instruction, i, plan, block)][1])
             block.end = max(block.end, last[root.number])
     if instruction.scratch is not None:
         _add(plan, instruction.scratch, position, position)
@@ -183,16 +192,15 @@ def _place_group(plan: MemoryPlan, group: Instruction, position: int, last) -> N
     start = min(plan.place[r.number][0].start for r in roots)
     size = sum(r.size * ITEMSIZE[r.dtype] for r in roots)
     block = Block(-(-size // ALIGN) * ALIGN, start, max(last[v.root.number] for v in group.outputs))
-    gone = {id(plan.place[r.number][0]) for r in roots}
     offset, moved = 0, {}
     for r, out in zip(roots, group.outputs):
-        moved[id(plan.place[r.number][0])] = offset
-        plan.place[out.root.number] = (block, offset)
+        moved[plan.place[r.number][0]] = offset
+        plan.put(out.root.number, block, offset)
         offset += r.n_bytes
-    for number, (old, _) in list(plan.place.items()) if gone else ():
-        if id(old) in gone:
-            plan.place[number] = (block, moved[id(old)])
-    plan.blocks = [x for x in plan.blocks if id(x) not in gone]
+    for old, at in moved.items():
+        for number in plan.roots.pop(old):
+            plan.put(number, block, at)
+        old.size = 0  # gone; its roots lie in the group's block
     plan.blocks.append(block)
 
 
