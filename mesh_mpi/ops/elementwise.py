@@ -63,7 +63,7 @@ class Pointwise(OperationDef):
         operands = list(inputs)
         for position, number in op.attributes["scalars"]:
             operands.insert(position, number)
-        partial = next((x.placement.partial for x in inputs if x.placement.partial), ())
+        partial = [a for x in inputs for a in x.placement.partial]  # no axis twice: each operand is partial where the others are replicated
         out = op.outputs[0]
         return [b.elementwise("copy" if self.kind == "cast" else self.kind, operands, out.shape, out.dtype,
                               b.placement(op, out.shape).with_partial(partial))]

@@ -71,6 +71,8 @@ SAMPLES = [
     Sample("add_n of sums, partial and whole", {"x": floats(A, B), "y": floats(A, C), "z": floats(A)},
            lambda t: {"y": mm.add_n([mm.reduce_sum(t["x"], "b"), t["z"], mm.reduce_sum(t["y"], "c"), t["z"]])},
            lambda a: {"y": a["x"].sum(1) + a["y"].sum(1) + 2 * a["z"]}),
+    Sample("a product of two sums", {"x": floats(A, C), "y": floats(B, C)}, lambda t: {"z": mm.reduce_sum(t["x"], "a") * mm.reduce_sum(t["y"], "b")},
+           lambda a: {"z": a["x"].sum(0) * a["y"].sum(0)}),
     Sample("a sum scaled, negated, reshaped and summed again", {"x": floats(A, B, C), "s": floats(A)},
            lambda t: {"y": mm.reduce_sum(mm.neg(mm.reduce_sum(t["x"], "c") * t["s"]) * 0.5, "b")},
            lambda a: {"y": np.sum(-0.5 * a["x"].sum(2) * a["s"][:, None], 1)}),
