@@ -42,8 +42,16 @@ class ConfigError(MeshMpiError):
     """A configuration file or an override is wrong."""
 
 
+class DataError(MeshMpiError):
+    """A text or a token file is missing, damaged, or does not fit the model."""
+
+
 class LaunchError(MeshMpiError):
     """The launcher, the MPI library and the job do not fit one another."""
+
+
+class CheckpointError(MeshMpiError):
+    """A checkpoint cannot be written or read, is damaged, or does not fit the model."""
 
 
 class RegistryError(MeshMpiError):

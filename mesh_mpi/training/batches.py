@@ -12,43 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.order import MIX, mixed, permuted
 from ..errors import ConfigError, ShapeError
 from ..keys import name_key
-
-N_ROUNDS = 6  # of the Feistel network; four already hide the input's order
-_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-
-
-def permuted(index: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Return where a permutation of 0 ... n - 1, chosen by the 64-bit ``key``, takes each ``index`` (int64, below ``n``).
-
-    A Feistel network on the next even power of two, walked until the result is below ``n``: constant memory whatever ``n``.
-    """
-    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
-    keys = _mixed(np.arange(1, N_ROUNDS + 1, dtype=np.uint64) * _MIX[0] + np.uint64(key))
-    result, walking = np.asarray(index, np.uint64).copy(), np.ones(np.shape(index), bool)
-    while walking.any():
-        x = _feistel(result[walking], np.uint64(half), keys)
-        result[walking] = x
-        walking[walking] = x >= np.uint64(n)
-    return result.astype(np.int64)
-
-
-def _feistel(x: np.ndarray, half: np.uint64, keys: np.ndarray) -> np.ndarray:
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    left, right = x >> half, x & mask
-    for key in keys:
-        left, right = right, left ^ (_mixed(right + key) & mask)
-    return (left << half) | right
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    """Return 64-bit words well mixed (the finaliser of splitmix64); arithmetic is modulo 2**64."""
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> np.uint64(30))) * _MIX[1]
-        x = (x ^ (x >> np.uint64(27))) * _MIX[2]
-    return x ^ (x >> np.uint64(31))
-
 
 class ByteBatches:
     """Next-byte prediction over an array of bytes: windows of ``length`` bytes, in an order drawn anew for each epoch.
@@ -101,7 +67,7 @@ class SyntheticBatches:
         row = np.arange(rows.start, rows.stop, dtype=np.uint64)[:, None] * np.uint64(self.length + 1)
         index = row + np.arange(positions.start + shift, positions.stop + shift, dtype=np.uint64)
         key = np.uint64(name_key(f"synthetic {self.seed} {step}"))
-        return (_mixed(index * _MIX[0] + key) % np.uint64(self.vocab_size)).astype(np.int32)
+        return (mixed(index * MIX[0] + key) % np.uint64(self.vocab_size)).astype(np.int32)
 
 
 def open_batches(source: str, vocab_size: int, length: int, n_rows: int, seed: int) -> ByteBatches | SyntheticBatches:
