@@ -9,8 +9,9 @@ import numpy as np
 
 from .blocks import Arrays, Call, collapse, run, same_view, spans
 
-# A transposition reads or writes across cache lines; in tiles of this many rows and columns it keeps them in the cache.
-TILE = 64
+# A transposition writes one cache line of y at a time, from as many lines of x, which these many rows use up.
+TILE_ROWS = 128
+TILE_BYTES = 64
 
 
 def copy(outs: Arrays, ins: Arrays, scratch: None) -> Callable[[], None]:
@@ -30,8 +31,8 @@ def _copies(y: np.ndarray, x: np.ndarray) -> list[Call]:
     y, x = np.moveaxis(y, inner[0], -2), np.moveaxis(x, inner[0], -2)
     calls = []
     for lead in np.ndindex(*y.shape[:-2]):
-        for i0, i1 in spans(y.shape[-2], TILE):
-            for j0, j1 in spans(y.shape[-1], TILE):
+        for i0, i1 in spans(y.shape[-2], TILE_ROWS):
+            for j0, j1 in spans(y.shape[-1], TILE_BYTES // y.itemsize):
                 box = (*lead, slice(i0, i1), slice(j0, j1))
                 calls.append(partial(np.copyto, y[box], x[box], "unsafe"))
     return calls

@@ -146,6 +146,8 @@ def _norm_grad(
         here, above = levels[level, :n_sums], levels[level + 1, :n_sums]
         return ufunc(np.add, here, above, out=here)
 
+    if not n_rows:
+        return run([partial(out.fill, 0) for out in outs[1:]])
     calls: list[Call] = [ufunc(np.multiply, scale_D, constant(1 / width, x_RD.dtype), out=average_D)]
     calls += pairwise(-(-n_rows // rows), leaf, add)
     calls += [partial(np.copyto, out, levels[0, i]) for i, out in enumerate(outs[1:])]
