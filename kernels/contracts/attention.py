@@ -47,8 +47,7 @@ def attention_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: 
     pieces = (
         Piece("scores", (rows, n_memory), dtype),
         Piece("output", (rows, width), dtype),
-        Piece("m", (rows,), dtype),
-        Piece("s", (rows,), dtype),
+        Piece("s", (in_shapes[0][2], n_queries), dtype),
     )
     if params.get("dropout", 0.0):
         pieces += (Piece("value", (n_memory, width), dtype),)

@@ -177,51 +177,58 @@ def attention(
                 v_SK = buffers["value"]
             last_block, last_head = block, h
             here = slice(block.t0, block.t1)
-            views = (q_BTHK[b, here, h], k_BSHK[b, :, h], v_SK, o_BTHK[b, here, h], lse_BHT[b, h, here])
-            calls += _forward(views, block, scale, masks, buffers)
+            views = (q_BTHK[b, here, h], k_BSHK[b, :, h], v_SK, o_BTHK[b, here, h])
+            sums = (lse_BHT[b, h, here], buffers["s"][h, here])
+            calls += _forward(views, sums, block, scale, masks, buffers)
+        # lse holds the rows' maxima so far.
+        calls += [
+            ufunc(np.log, buffers["s"], out=buffers["s"]),
+            ufunc(np.add, lse_BHT[b], buffers["s"], out=lse_BHT[b]),
+        ]
     return run(calls)
 
 
 def _forward(
-    views: tuple[np.ndarray, ...], block: Block, scale: float, masks: _Masks, buffers: dict[str, np.ndarray]
+    views: tuple[np.ndarray, ...],
+    sums: tuple[np.ndarray, np.ndarray],
+    block: Block,
+    scale: float,
+    masks: _Masks,
+    buffers: dict[str, np.ndarray],
 ) -> list[Call]:
-    """One block of query rows of one head."""
-    q_tK, k_SK, v_SK, o_tK, lse_t = views
+    """One block of query rows of one head; leaves the maxima and the sums of its weights in ``sums``."""
+    q_tK, k_SK, v_SK, o_tK = views
+    m_t, s_t = sums
     n, width, dtype = block.t1 - block.t0, block.s1, q_tK.dtype
     if width == 0:
-        return [partial(o_tK.fill, 0), partial(lse_t.fill, -np.inf)]
+        return [partial(o_tK.fill, 0), partial(m_t.fill, -np.inf), partial(s_t.fill, 1)]
     p_ts = buffers["scores"].reshape(-1)[: n * width].reshape(n, width)
-    m, s = buffers["m"][:n], buffers["s"][:n]
     calls = [
         partial(np.matmul, q_tK, k_SK[:width].T, p_ts),
         ufunc(np.multiply, p_ts, constant(scale, dtype), out=p_ts),
         *masks.apply(p_ts, block),
-        reduction(np.maximum, p_ts, 1, m),
+        reduction(np.maximum, p_ts, 1, m_t),
     ]
     if masks.guarded:
-        calls.append(ufunc(np.maximum, m, constant(_NEVER, dtype), out=m))
+        calls.append(ufunc(np.maximum, m_t, constant(_NEVER, dtype), out=m_t))
     calls += [
-        ufunc(np.subtract, p_ts, m[:, None], out=p_ts),
+        ufunc(np.subtract, p_ts, m_t[:, None], out=p_ts),
         ufunc(np.exp, p_ts, out=p_ts),
-        partial(np.matmul, p_ts, ones(width, dtype), s),
+        partial(np.matmul, p_ts, ones(width, dtype), s_t),
     ]
     if masks.guarded:
-        calls.append(partial(_empty_rows, m, s))
+        calls.append(partial(_empty_rows, m_t, s_t))
     # The smaller of the weights and the output is divided by the sums; the output's short rows cost as much as
     # weights several times as wide.
     if width <= 6 * q_tK.shape[1]:
-        calls += [
-            ufunc(np.true_divide, constant(1, dtype), s, out=lse_t),
-            ufunc(np.multiply, p_ts, lse_t[:, None], out=p_ts),
-            partial(np.matmul, p_ts, v_SK[:width], o_tK),
-        ]
-    else:
-        output = buffers["output"][:n]
-        calls += [
-            partial(np.matmul, p_ts, v_SK[:width], output),
-            ufunc(np.true_divide, output, s[:, None], out=o_tK),
-        ]
-    return [*calls, ufunc(np.log, s, out=s), ufunc(np.add, s, m, out=lse_t)]
+        calls.append(ufunc(np.true_divide, p_ts, s_t[:, None], out=p_ts))
+        return [*calls, partial(np.matmul, p_ts, v_SK[:width], o_tK)]
+    output = buffers["output"][:n]
+    return [
+        *calls,
+        partial(np.matmul, p_ts, v_SK[:width], output),
+        ufunc(np.true_divide, output, s_t[:, None], out=o_tK),
+    ]
 
 
 def _empty_rows(m: np.ndarray, s: np.ndarray) -> None:

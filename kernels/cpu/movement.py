@@ -12,6 +12,8 @@ from .blocks import Arrays, Call, collapse, run, same_view, spans
 # A transposition writes one cache line of y at a time, from as many lines of x, which these many rows use up.
 TILE_ROWS = 128
 TILE_BYTES = 64
+# Elements of a transposition below which tiles cost more calls than they save time.
+MIN_TRANSPOSED = 1024
 
 
 def copy(outs: Arrays, ins: Arrays, scratch: None) -> Callable[[], None]:
@@ -26,7 +28,7 @@ def copy(outs: Arrays, ins: Arrays, scratch: None) -> Callable[[], None]:
 def _copies(y: np.ndarray, x: np.ndarray) -> list[Call]:
     """One copy if both have their unit stride in the last axis, tiles if x has it elsewhere."""
     inner = [a for a in range(x.ndim - 1) if abs(x.strides[a]) == x.itemsize]
-    if not inner or abs(x.strides[-1]) <= x.itemsize:
+    if not inner or abs(x.strides[-1]) <= x.itemsize or x.shape[inner[0]] * x.shape[-1] < MIN_TRANSPOSED:
         return [partial(np.copyto, y, x, "unsafe")]
     y, x = np.moveaxis(y, inner[0], -2), np.moveaxis(x, inner[0], -2)
     calls = []
