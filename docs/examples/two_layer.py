@@ -19,7 +19,7 @@ y = mm.einsum([mm.relu(mm.einsum([x, w], [batch, d_ff])), v], [batch, d_model])
 loss = mm.reduce_mean(mm.square(y - x))
 dw, dv = mm.gradients(loss, [w, v])
 
-rate = 20.0  # the loss is a mean over 32,768 numbers, so its gradient is small
+rate = 2.0  # large, because the loss is a mean over 32,768 numbers and its gradient small
 step = mm.compile(outputs={"loss": loss}, updates=[(w, w - rate * dw), (v, v - rate * dv)],
                   mesh_shape="data:2;model:2", layout="batch:data;d_ff:model")
 state = mm.State([step], seed=0)
