@@ -3,7 +3,7 @@
 Invariant: the choice depends on the launcher's per-process variables only; a Slurm allocation alone decides nothing.
 
 A machine has ``mesh``, ``coordinates`` (of the ranks in this process), ``rank``, ``n_ranks``, ``is_simulated``, ``recorder``,
-``comm_s``, and ``bind``, ``gather``, ``check_same``, ``maxima``, ``broadcast``, ``gather_objects``; see simulated.py for their contracts.
+``comm_s``, and ``bind``, ``gather``, ``collect``, ``check_same``, ``maxima``, ``broadcast``, ``gather_objects``; see simulated.py for their contracts.
 """
 
 from __future__ import annotations
@@ -24,3 +24,15 @@ def choose_machine(mesh: Mesh):
     from .mpi import mpi_machine
 
     return mpi_machine(mesh)
+
+
+def any_machine():
+    """Return a machine for what ranks agree on whatever their mesh (files, folders): the first that was made, or a new one.
+
+    Comm    under a launcher, the first call starts MPI. Raises LaunchError if launcher and MPI library do not fit.
+    """
+    if launcher_rank() is None:
+        return SimulatedMachine(Mesh())
+    from .mpi import any_machine as any_mpi_machine
+
+    return any_mpi_machine()

@@ -7,6 +7,7 @@ last axis fastest, and never reordered.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..keys import text_digest
 from ..log import launcher_size
 from ..mesh import Mesh
 from . import abort
+from .collect import Collector
 from .communicator import Communicator
 from .simulated import mirrored
 from .threads import fit_blas_threads
@@ -67,6 +69,14 @@ def mpi_machine(mesh: Mesh) -> MpiMachine:
     return world.meshes[mesh]
 
 
+def any_machine() -> MpiMachine:
+    """Return the first machine that was made, else one of a single axis ``rank``. Comm: collective the first time."""
+    if not _world:
+        _world.append(World())
+    made = list(_world[0].meshes.values())
+    return made[0] if made else mpi_machine(Mesh({"rank": _world[0].size} if _world[0].size > 1 else ""))
+
+
 class MpiMachine:
     """One rank of ``mesh``; see :class:`mesh_mpi.runtime.simulated.SimulatedMachine` for what its methods promise."""
 
@@ -83,6 +93,7 @@ class MpiMachine:
             raise LaunchError(f"mesh {mesh}: the MPI library numbered rank {world.rank} as {self._cart.Get_rank()} although asked not to reorder. "
                               "Use another MPI library.")
         self._groups: dict[tuple[str, ...], Communicator] = {}
+        self._collector: Collector | None = None
 
     def __repr__(self):
         return f"mesh {self.mesh}, rank {self.rank}"
@@ -115,6 +126,17 @@ class MpiMachine:
         else:
             group.bind("allgather", out.reshape(-1), source.reshape(-1), label=f"gather over {'*'.join(axes)}", recorded="gather")()
         return out
+
+    def collect(self, sources: Sequence[np.ndarray | None], targets: Sequence[np.ndarray | None], label: str = "") -> None:
+        """Bring this rank's array to rank 0, whose targets take every rank's."""
+        start = time.perf_counter()
+        with self.progress.during(label or "collecting arrays on rank 0"):
+            if self._collector is None:
+                self._collector = Collector(self._cart)
+            passed = self._collector.collect(sources[0], targets)
+        if self.recorder is not None:
+            self.recorder.record("collect", (), passed)
+        self.comm_s += time.perf_counter() - start
 
     def check_same(self, parts: dict[str, str]) -> None:
         """Raise the same LaunchError on every rank if any part differs between ranks, naming it and them."""

@@ -66,6 +66,21 @@ class SimulatedMachine:
             self.recorder.record("gather", tuple(axes), gathered.nbytes)
         return gathered
 
+    def collect(self, sources: Sequence[np.ndarray | None], targets: Sequence[np.ndarray | None], label: str = "") -> None:
+        """Bring arrays to rank 0: ``targets[r]`` becomes what rank r gave; call it on every rank alike.
+
+        Shape   ``sources``: one array (any strides), or None, for each rank of this process; ``targets``, used on rank 0 only: one for each
+                rank of the mesh, of its source's shape and element type, None where that is None.
+        """
+        start, passed = time.perf_counter(), 0
+        for source, target in zip(sources, targets):
+            if target is not None:
+                np.copyto(target, source)
+                passed += target.nbytes
+        if self.recorder is not None:
+            self.recorder.record("collect", (), passed)
+        self.comm_s += time.perf_counter() - start
+
     def check_same(self, parts: dict[str, str]) -> None:
         """Nothing to compare: one process has one program."""
 

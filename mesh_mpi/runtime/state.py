@@ -190,6 +190,11 @@ class State:
             np.copyto(piece.array, array if callable(given) else array[piece.slices], casting="unsafe")
         self._restored(b.name)
 
+    def expect_all(self, names: Iterable[str], what: str) -> None:
+        """From now on the state counts as not complete until each of ``names`` has been assigned: ``what`` ("load of ...") replaces them all."""
+        self._unrestored = set(names) | (self._unrestored if self._running else set())
+        self._running = what if self._unrestored else self._running
+
     def _restored(self, name: str) -> None:
         if self._running:
             self._unrestored.discard(name)

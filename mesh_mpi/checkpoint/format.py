@@ -1,0 +1,164 @@
+"""The format: what stands in a checkpoint's HDF5 file, and how it is described without reading the arrays.
+
+Invariant: everything in a file but the arrays' own bytes goes into its attribute ``contents_checksum``, the last thing written, so a
+file that was cut short or changed is recognised before any of it is used.
+
+    /                       format, format_version, step, saved_at (seconds since 1970), contents_checksum
+    /parameters/NAME        one dataset a variable, global shape, C order, dimension labels;
+    /optimizer/NAME           attributes dtype, initializer, storage_class, checksum (blake2b-128 of the little-endian bytes)
+    /state/COUNTER          scalars: step, seed, and what the training loop counts
+    /configuration          text: the resolved YAML
+    /provenance             text: JSON of versions, mesh, layout
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from ..errors import CheckpointError
+from ..keys import text_digest
+from .folder import resolve
+
+FORMAT, FORMAT_VERSION = "mesh_mpi checkpoint", 1
+TOKENS = "mesh_mpi tokens"
+LIBVER = ("earliest", "v110")  # readable by every HDF5 from 1.10 on
+STATE, CONFIGURATION, PROVENANCE = "state", "configuration", "provenance"
+CHECKSUM, CONTENTS = "checksum", "contents_checksum"
+
+
+class Dataset(NamedTuple):
+    """One array of a file: ``path`` as in HDF5 ("parameters/decoder/w"), global ``shape``, names of its dimensions, ``attributes``."""
+
+    path: str
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    dtype: str
+    attributes: dict
+
+    @property
+    def group(self) -> str:
+        """The group at the top: ``parameters``, ``optimizer``; "" for an array at the top itself."""
+        return self.path.split("/")[0] if "/" in self.path else ""
+
+    @property
+    def name(self) -> str:
+        """The variable's full name."""
+        return self.path.split("/", 1)[-1]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the elements."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+    def __str__(self):
+        return f"[{', '.join(f'{d}={n}' if d else str(n) for d, n in zip(self.dims, self.shape))}]"
+
+
+class Description(NamedTuple):
+    """What a file says of itself: root ``attributes``, its arrays, the scalars of /state, the texts. ``path`` is the HDF5 file."""
+
+    path: Path
+    attributes: dict
+    datasets: list[Dataset]
+    values: dict[str, int | float]
+    texts: dict[str, str]
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """False for a file of tokens."""
+        return self.attributes["format"] == FORMAT
+
+
+@contextlib.contextmanager
+def opened(path: Path):
+    """Open an HDF5 file for reading; whatever HDF5 finds wrong with it becomes a CheckpointError that names it."""
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except CheckpointError:
+        raise
+    except Exception as error:  # h5py has no one class for a file that makes no sense
+        raise CheckpointError(f"checkpoint {path}: it cannot be read, {type(error).__name__}: {error}. Use another checkpoint.") from None
+
+
+def describe(path) -> Description:
+    """Return the description of a checkpoint (its folder or file), of a run's latest, or of a file of tokens. No array is read.
+
+    Communication: none. Raises CheckpointError if it is none of these, of another version, cut short or changed (arrays apart: see verify).
+    """
+    path = resolve(path)
+    with opened(path) as file:
+        found = read_description(path, file)
+    if not found.is_checkpoint:
+        return found
+    if CONTENTS not in found.attributes:
+        raise CheckpointError(f"checkpoint {path}: it was not finished, the attribute {CONTENTS} is missing. Use another checkpoint.")
+    computed = contents_checksum(found)
+    if computed != found.attributes[CONTENTS]:
+        raise CheckpointError(f"checkpoint {path}: its contents were changed: {len(found.datasets)} variables, counters and texts have checksum "
+                              f"{computed} and {found.attributes[CONTENTS]} was saved. Use another checkpoint.")
+    return found
+
+
+def read_description(path: Path, file: h5py.File) -> Description:
+    """Describe an open file, whole or not. Raises CheckpointError for another format or version."""
+    attributes = {name: _plain(value) for name, value in file.attrs.items()}
+    kind, version = attributes.get("format"), attributes.get("format_version")
+    if kind not in (FORMAT, TOKENS):
+        raise CheckpointError(f"checkpoint {path}: its format is {kind!r} and not {FORMAT!r} or {TOKENS!r}. Give a file that mesh-mpi wrote.")
+    if kind == FORMAT and version != FORMAT_VERSION:
+        raise CheckpointError(f"checkpoint {path}: format_version is {version} and this mesh_mpi reads {FORMAT_VERSION}. "
+                              "Use the version of mesh_mpi that wrote it.")
+    datasets: list[Dataset] = []
+    values, texts = {}, {}
+
+    def visit(name: str, item) -> None:
+        if not isinstance(item, h5py.Dataset):
+            return
+        if h5py.check_string_dtype(item.dtype) is not None:
+            texts[name] = item.asstr()[()]
+        elif name.startswith(STATE + "/"):
+            values[name.split("/", 1)[1]] = item[()].item()
+        else:
+            datasets.append(Dataset(name, item.shape, tuple(d.label for d in item.dims), item.dtype.name,
+                                    {k: _plain(v) for k, v in item.attrs.items() if k != "DIMENSION_LABELS"}))
+
+    file.visititems(visit)
+    return Description(path, attributes, datasets, values, texts)
+
+
+def contents_checksum(found: Description) -> str:
+    """Return the digest of a description: names, shapes, labels, element types, attributes (each array's checksum too), counters, texts."""
+    lines = [f"{k}={v!r}" for k, v in sorted(found.attributes.items()) if k != CONTENTS]
+    lines += [f"{d.path} {d} {d.dtype} {sorted(d.attributes.items())!r}" for d in sorted(found.datasets)]
+    lines += [f"{k}={v!r}" for k, v in sorted(found.values.items())]
+    lines += [f"{k}={v}" for k, v in sorted(found.texts.items())]
+    return text_digest(*lines)
+
+
+def read_configuration(path) -> str:
+    """Return the resolved YAML that a checkpoint was saved with. Communication: none. Raises CheckpointError."""
+    return describe(path).texts[CONFIGURATION]
+
+
+def saved_at(path: Path) -> float:
+    """Return when a checkpoint's file was saved, in seconds since 1970: what it says, or else the file system."""
+    try:
+        with opened(path) as file:
+            return float(file.attrs["saved_at"])
+    except CheckpointError:
+        return next((p.stat().st_mtime for p in (path, path.parent) if p.exists()), 0.0)
+
+
+def _plain(value):
+    return value.item() if isinstance(value, np.generic) else value
