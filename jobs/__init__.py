@@ -9,6 +9,9 @@ if __name__ != "mesh_mpi.jobs":
 # The commands that exist, each a module of this folder, and a line about each.
 COMMANDS = {
     "launch": "start ranks under mpiexec: launch -n 4 -- bench runs/bench_lm.yaml",
+    "prepare": "turn texts into a file of tokens: prepare TEXT... OUTPUT.h5 --length 256",
+    "config": "show a configuration with everything resolved, or every key with its default: config --defaults",
     "explain": "print the SPMD programs of a configuration, for any number of ranks, without MPI",
     "bench": "measure a training step: tokens a second, communication, share of the matrix-product rate",
+    "inspect": "show a checkpoint or a file of tokens: shapes, numbers, differences, checksums",
 }

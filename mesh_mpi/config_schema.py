@@ -34,14 +34,14 @@ class Model(Section):
 
     d_model: Count  # width of the residual stream
     d_ff: Count  # width of the feed-forward's inside
-    heads: Count
+    heads: Count  # of the attention
     d_kv: Count  # width of one head's queries, keys and values
-    layers: Count
+    layers: Count  # each an attention and a feed-forward
     vocab_size: Count  # symbols that exist
     length: Count  # positions in a sequence
     vocab_multiple: Count = 128  # the table is padded to a multiple of this, whatever the mesh
     norm: Literal["layer", "rms"] = "rms"  # layer: mean removed, scale and bias; rms: scale only
-    norm_eps: Positive = 1e-6
+    norm_eps: Positive = 1e-6  # added to the variance
     activation: str = "relu"  # or a product of activated projections, "gelu,linear"
     biases: bool = False  # biases in the projections
     tied_embedding: bool = True  # one table for the input and the softmax
@@ -49,8 +49,8 @@ class Model(Section):
     scale_logits: bool = False  # multiply the softmax's input by 1/sqrt(d_model), as Mesh-TensorFlow does with a tied table of N(0, 1)
     dropout: Fraction = 0.0  # of the residual branches and inside the feed-forward
     attention_dropout: Fraction | None = None  # of the attention's weights; null: as dropout
-    positions: Literal["learned"] = "learned"
-    label_smoothing: Fraction = 0.0
+    positions: Literal["learned"] = "learned"  # one vector a position
+    label_smoothing: Fraction = 0.0  # probability spread evenly over all symbols, in training only
     z_loss: NonNegative = 0.0  # coefficient of log(Z) squared, in training only
     loss_denominator: Literal["targets", "all"] = "targets"  # all: padding counts in the denominator, as in Mesh-TensorFlow
 
@@ -74,7 +74,7 @@ class Sgd(Section, tag="sgd", tag_field="name"):
     """``optimizer: {name: sgd}``: v = momentum * v + g;  w -= rate * v."""
 
     name: ClassVar[str] = "sgd"
-    momentum: Fraction = 0.0
+    momentum: Fraction = 0.0  # share of the last update in the next
     weight_decay: NonNegative = 0.0  # added to the gradient: g + weight_decay * w; not for biases and variables of one dimension
     clip_norm: Positive | None = None  # bound of the global norm of the gradient; null: none
 
@@ -83,11 +83,11 @@ class Adam(Section, tag="adam", tag_field="name"):
     """``optimizer: {name: adam}``: textbook Adam with bias correction; decoupled decay makes it AdamW."""
 
     name: ClassVar[str] = "adam"
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
+    beta1: Fraction = 0.9  # decay of the first moment
+    beta2: Fraction = 0.999  # decay of the second moment
     eps: Positive = 1e-8  # outside the square root
-    weight_decay: NonNegative = 0.0
-    clip_norm: Positive | None = None
+    weight_decay: NonNegative = 0.0  # of the weights a step, times the rate
+    clip_norm: Positive | None = None  # bound of the global norm of the gradient; null: none
 
 
 class Adafactor(Section, tag="adafactor", tag_field="name"):
@@ -97,62 +97,62 @@ class Adafactor(Section, tag="adafactor", tag_field="name"):
     beta1: Fraction = 0.0  # 0: no first moment is kept
     decay_exponent: Positive = 0.8  # second moment's decay: 1 - (step + 1) ** -decay_exponent
     clipping_threshold: Positive | None = 1.0  # of the root mean square of an update; null: none
-    factored: bool = True
-    min_dim_size_to_factor: Count = 128
-    multiply_by_parameter_scale: bool = True
+    factored: bool = True  # second moments of matrices are kept as rows and columns
+    min_dim_size_to_factor: Count = 128  # only where both dimensions are at least so large
+    multiply_by_parameter_scale: bool = True  # the rate is relative to the size of a variable
     epsilon1: Positive = 1e-30  # added to the squared gradient
     epsilon2: Positive = 1e-3  # least parameter scale
-    weight_decay: NonNegative = 0.0
-    clip_norm: Positive | None = None
+    weight_decay: NonNegative = 0.0  # of the weights a step, times the rate
+    clip_norm: Positive | None = None  # bound of the global norm of the gradient; null: none
 
 
 class Constant(Section, tag="constant", tag_field="name"):
     """``learning_rate`` at every step."""
 
     name: ClassVar[str] = "constant"
-    learning_rate: NonNegative = 1e-3
+    learning_rate: NonNegative = 1e-3  # the factor of the formula
 
 
 class LinearWarmup(Section, tag="linear_warmup", tag_field="name"):
     """learning_rate * min(1, step / warmup_steps)."""
 
     name: ClassVar[str] = "linear_warmup"
-    learning_rate: NonNegative = 1e-3
-    warmup_steps: Count = 10_000
+    learning_rate: NonNegative = 1e-3  # the factor of the formula
+    warmup_steps: Count = 10_000  # steps until the rate falls
 
 
 class Noam(Section, tag="noam", tag_field="name"):
     """learning_rate * rsqrt(max(step, warmup_steps)) * min(1, (T - step) / (decay_fraction * T)), T = train.steps."""
 
     name: ClassVar[str] = "noam"
-    learning_rate: NonNegative = 1.0
-    warmup_steps: Count = 10_000
-    decay_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    learning_rate: NonNegative = 1.0  # the factor of the formula
+    warmup_steps: Count = 10_000  # steps until the rate falls
+    decay_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.1  # the last part of the run, in which the rate goes to 0
 
 
 class TruncatedRsqrt(Section, tag="truncated_rsqrt", tag_field="name"):
     """learning_rate * rsqrt(max(step, warmup_steps))."""
 
     name: ClassVar[str] = "truncated_rsqrt"
-    learning_rate: NonNegative = 1.0
-    warmup_steps: Count = 10_000
+    learning_rate: NonNegative = 1.0  # the factor of the formula
+    warmup_steps: Count = 10_000  # steps until the rate falls
 
 
 class LinearDecay(Section, tag="linear_decay", tag_field="name"):
     """learning_rate * clip((T - step) / decay_steps, 0, 1), T = train.steps; null decay_steps: over the whole run."""
 
     name: ClassVar[str] = "linear_decay"
-    learning_rate: NonNegative = 1e-3
-    decay_steps: Count | None = None
+    learning_rate: NonNegative = 1e-3  # the factor of the formula
+    decay_steps: Count | None = None  # the last steps, in which the rate goes to 0
 
 
 class SlantedTriangular(Section, tag="slanted_triangular", tag_field="name"):
     """Up to ``learning_rate`` over the first ``cut_fraction`` of train.steps, then down; least rate: learning_rate / ratio."""
 
     name: ClassVar[str] = "slanted_triangular"
-    learning_rate: NonNegative = 0.01
-    cut_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.1
-    ratio: Annotated[float, Meta(ge=1)] = 32.0
+    learning_rate: NonNegative = 0.01  # the highest
+    cut_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.1  # of the run, in which the rate rises
+    ratio: Annotated[float, Meta(ge=1)] = 32.0  # of the highest rate to the lowest
 
 
 class WarmupRsqrtDecay(Section, tag="warmup_rsqrt_decay", tag_field="name"):
@@ -162,9 +162,9 @@ class WarmupRsqrtDecay(Section, tag="warmup_rsqrt_decay", tag_field="name"):
     """
 
     name: ClassVar[str] = "warmup_rsqrt_decay"
-    learning_rate: NonNegative = 1.0
-    warmup_steps: Count = 10_000
-    decay_steps: Count | None = None
+    learning_rate: NonNegative = 1.0  # the factor of the formula
+    warmup_steps: Count = 10_000  # steps until the rate falls
+    decay_steps: Count | None = None  # the last steps, in which the rate goes to 0
 
 
 Optimizer = Sgd | Adam | Adafactor
@@ -174,44 +174,50 @@ Schedule = Constant | LinearWarmup | Noam | TruncatedRsqrt | LinearDecay | Slant
 class Train(Section):
     """``train:`` how long, and what happens how often; a 0 means never."""
 
-    steps: Count = 1000
+    steps: Count = 1000  # of the whole run, T in the schedules
     microbatches: Count = 1  # the step's batch is taken in so many pieces
-    checkpoint_every: Number = 0
-    evaluate_every: Number = 0
-    log_every: Number = 10
+    checkpoint_every: Number = 0  # steps between checkpoints
+    evaluate_every: Number = 0  # steps between evaluations on data.valid
+    evaluate_batches: Number = 0  # batches of the held-out rows in an evaluation; 0: all of them
+    log_every: Number = 10  # steps between lines of the log
+    keep_last: Count = 3  # so many newest checkpoints are kept
+    keep_every: Number = 0  # and those whose step is a multiple of this
+    max_bad_steps: Number = 10  # the run ends after so many steps in a row whose gradient is not finite; 0: it goes on
 
 
 class Data(Section):
-    """``data:`` where the sequences come from: ``synthetic`` (numbers from the seed) or the path of a file."""
+    """``data:`` where the sequences come from: a token file (``mesh-mpi prepare``), ``bundled:sotu``, or ``synthetic`` (numbers from the seed)."""
 
-    train: str = "synthetic"
-    valid: str | None = None
+    train: str = "synthetic"  # the path of a token file; bundled:sotu: the text that comes with the package, without its held-out tenth
+    valid: str | None = None  # held-out rows, for evaluation: a token file, or bundled:sotu (its held-out tenth); null: none
+    shuffle: bool = True  # the rows of train in an order drawn anew for each epoch; false: as they stand in the file
+    prefetch: Number = 2  # steps whose rows are read ahead on a thread; 0: none
 
 
 class Bench(Section):
     """``bench:`` how many steps are timed, after how many that are not."""
 
-    steps: Count = 8
-    warmup: Number = 2
+    steps: Count = 8  # that are timed
+    warmup: Number = 2  # that come before and are not
 
 
 class Config(Section):
     """One run, whole. Exactly one of the four forms of the batch is given; ``n_sequences`` resolves it."""
 
     model: Model
-    mesh_shape: str = ""  # "data:2;model:2"; empty: one rank
-    layout: str = ""  # "batch:data;d_ff:model;heads:model;vocab:model"
+    mesh_shape: str = ""  # axes and their sizes, "data:2;model:2"; empty: one rank
+    layout: str = ""  # which dimension is split over which axis, "batch:data;d_ff:model;heads:model;vocab:model"
     storage: dict[str, str] = {}  # class (parameters, optimizer) to rules; a class without them lies as layout says
     strict_layout: bool = False  # a ruled dimension that must be whole is an error, not an allgather
-    seed: Seed = 0
+    seed: Seed = 0  # of the initial values, the dropout and the order of the data
     run_dir: str | None = None  # the folder of the run's files; null: none are written
-    float_type: Literal["float32", "float64"] = "float32"
+    float_type: Literal["float32", "float64"] = "float32"  # of variables and computation
     resume: str = "auto"  # auto: from run_dir's newest checkpoint if there is one; never; or a path
     init_from: str | None = None  # a checkpoint whose variables are the initial values
-    tokens_per_batch: Count | None = None
-    sequences_per_batch: Count | None = None
+    tokens_per_batch: Count | None = None  # of a step, over all ranks
+    sequences_per_batch: Count | None = None  # of a step, over all ranks
     tokens_per_replica: Count | None = None  # a replica is a slice of the batch that the layout makes
-    sequences_per_replica: Count | None = None
+    sequences_per_replica: Count | None = None  # as tokens_per_replica
     optimizer: Optimizer = Adam()
     schedule: Schedule = Constant()
     train: Train = Train()

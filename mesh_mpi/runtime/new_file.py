@@ -30,10 +30,14 @@ class NewFile:
         if self.error is not None:
             raise self.error
 
-    def publish(self) -> None:
-        """Bring everything to the disk and give the file its name, in place of an older one. Raises OSError; then ``discard`` is still due."""
+    def sync(self) -> None:
+        """Bring everything to the disk. Raises OSError."""
         self.check()
         os.fsync(self._raw.fileno())
+
+    def publish(self) -> None:
+        """Bring everything to the disk and give the file its name, in place of an older one. Raises OSError; then ``discard`` is still due."""
+        self.sync()
         self._raw.close()
         os.replace(self.temporary, self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
