@@ -13,41 +13,38 @@ from .update import UpdateInputs, decays, of_optimizer, slot
 
 
 class Adafactor:
-    """The rule of the Adafactor paper; slots ``<variable>/adafactor_vr`` and ``_vc`` (factored) or ``_v``, and ``_m`` with ``beta1``.
+    """The rule of the Adafactor paper, as written at ``mm.adafactor_update``.
 
-    With U = g^2 + epsilon1 and decay b: factored over (d0, d1), vr = b vr + (1 - b) mean_d0 U, vc = b vc + (1 - b) mean_d1 U,
-    x = g / sqrt(vr / mean_d1 vr) / sqrt(vc); otherwise v = b v + (1 - b) U, x = g / sqrt(v). Then x /= max(1, rms(x) / clipping_threshold);
-    update = rate max(rms(w), epsilon2) x (the middle factor with ``multiply_by_parameter_scale``); with ``beta1`` the update is
-    smoothed; w -= update + rate weight_decay w.
-    The decay b is 1 - step**-decay_exponent, with steps from 1, or the constant ``decay`` if given.
+    Slots ``<variable>/adafactor_vr`` [less the largest dimension] and ``_vc`` [less the second largest] where both have at least
+    ``min_dim_size_to_factor`` elements, else ``_v`` [like the variable]; with ``beta1`` also ``_m``. The decay of the second moments is
+    1 - step**-decay_exponent, with steps from 1, or the constant ``decay`` if given. Weight decay spares biases and variables of one dimension.
     """
 
     def __init__(self, beta1: float = 0.0, decay_exponent: float = 0.8, clipping_threshold: float | None = 1.0, factored: bool = True,
                  min_dim_size_to_factor: int = 128, multiply_by_parameter_scale: bool = True, epsilon1: float = 1e-30,
                  epsilon2: float = 1e-3, weight_decay: float = 0.0, decay: float | None = None):
-        self.beta1, self.decay_exponent, self.clipping_threshold = beta1, decay_exponent, clipping_threshold
+        self.beta1, self.decay_exponent, self.decay, self.weight_decay = beta1, decay_exponent, decay, weight_decay
         self.factored, self.min_dim_size_to_factor = factored, min_dim_size_to_factor
-        self.multiply_by_parameter_scale, self.epsilon1, self.epsilon2 = multiply_by_parameter_scale, epsilon1, epsilon2
-        self.weight_decay, self.decay = weight_decay, decay
+        self.rule = {"clipping_threshold": clipping_threshold, "parameter_scale": multiply_by_parameter_scale, "beta1": beta1,
+                     "eps1": epsilon1, "eps2": epsilon2}
 
     def update(self, variable: Variable, gradient: Tensor, inputs: UpdateInputs) -> list[tuple[Variable, Tensor]]:
         """Return the new values of the variable and its slots; ``gradient`` is multiplied by ``inputs.scale``.
 
         Shape   gradient [like variable].
         Comm    the gradient goes to where the slots lie; means over a split dimension reduce a vector, each root mean square a scalar.
-        Raises  DtypeError if gradient and variable differ in element type.
+        Raises  DimensionError or DtypeError if gradient and variable differ.
         """
+        dims = factored_dims(variable.shape, self.min_dim_size_to_factor) if self.factored else None
         with of_optimizer(variable):
-            dims = factored_dims(variable.shape, self.min_dim_size_to_factor) if self.factored else None
-            lacks = {"v": ()} if dims is None else {"vr": (dims[0].name,), "vc": (dims[1].name,)}
+            slots = {"v": slot(variable, "adafactor_v")} if dims is None else {
+                name: slot(variable, f"adafactor_{name}", variable.shape.without([d.name])) for name, d in zip(("vr", "vc"), dims)}
             if self.beta1:
-                lacks["m"] = ()
-            slots = {name: slot(variable, f"adafactor_{name}", variable.shape.without(gone)) for name, gone in lacks.items()}
-            w, new = adafactor_update(
-                variable, gradient, slots, inputs.learning_rate, self._decay(inputs.step, variable.dtype), inputs.scale, inputs.apply, dims,
-                self.clipping_threshold, self.multiply_by_parameter_scale, self.beta1, self.weight_decay if decays(variable) else 0.0,
-                self.epsilon1, self.epsilon2)
-            return [(variable, w), *((slots[name], new[name]) for name in slots)]
+                slots["m"] = slot(variable, "adafactor_m")
+            weight_decay = self.weight_decay if decays(variable) else 0.0
+            new, moments = adafactor_update(variable, gradient, slots, inputs.learning_rate, self._decay(inputs.step, variable.dtype), inputs.scale,
+                                            inputs.apply, dims, weight_decay=weight_decay, **self.rule)
+            return [(variable, new), *((slots[name], moments[name]) for name in slots)]
 
     def _decay(self, step: Tensor, dtype: str) -> Tensor:
         if self.decay is not None:

@@ -8,7 +8,7 @@ from training.optimizing import optimize
 
 import mesh_mpi as mm
 from mesh_mpi.optimize import Adafactor, Adam, Sgd
-from mesh_mpi.optimize.adafactor import factored_dims
+from mesh_mpi.ops import factored_dims
 
 W, G = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.1, -0.2], [0.3, 0.4]])
 
