@@ -315,7 +315,8 @@ def _together(config: Config, tree: _Entry, faults: _Faults) -> None:
         found = " and ".join(f"{form} ({at(form)})" for form in given) or "none of them"
         faults.append(f"{tree.where}: the batch is given by {found}. Give exactly one of {', '.join(BATCH_FORMS)}.")
     elif not faults:
-        _attempt(lambda: config.n_sequences, at(given[0]), faults)
+        if _attempt(lambda: config.n_sequences, at(given[0]), faults):
+            _attempt(lambda: config.n_microbatches, at("train", "microbatches"), faults)
 
 
 def _attempt(make, where: str, faults: _Faults):

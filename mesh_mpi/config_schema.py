@@ -176,6 +176,7 @@ class Train(Section):
 
     steps: Count = 1000  # of the whole run, T in the schedules
     microbatches: Count = 1  # the step's batch is taken in so many pieces
+    tokens_per_microbatch_per_replica: Count | None = None  # or: in as few pieces as give a replica no more tokens at once
     checkpoint_every: Number = 0  # steps between checkpoints
     evaluate_every: Number = 0  # steps between evaluations on data.valid
     evaluate_batches: Number = 0  # batches of the held-out rows in an evaluation; 0: all of them
@@ -192,6 +193,11 @@ class Data(Section):
     valid: str | None = None  # held-out rows, for evaluation: a token file, or bundled:sotu (its held-out tenth); null: none
     shuffle: bool = True  # the rows of train in an order drawn anew for each epoch; false: as they stand in the file
     prefetch: Number = 2  # steps whose rows are read ahead on a thread; 0: none
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows come with segments and positions, and padding that does not count."""
+        return self.train != "synthetic"
 
 
 class Bench(Section):
@@ -243,6 +249,20 @@ class Config(Section):
             raise ConfigError(f"{form}: {n} sequences do not divide into {self.train.microbatches} microbatches over {replicas} slices "
                               f"of the batch. Choose a multiple of {replicas * self.train.microbatches} sequences.")
         return n
+
+    @property
+    def n_microbatches(self) -> int:
+        """Into how many equal pieces a step's batch is cut; ConfigError if both ways of saying so are used.
+
+        A piece holds at least one sequence a replica.
+        """
+        most_tokens = self.train.tokens_per_microbatch_per_replica
+        if most_tokens is None:
+            return self.train.microbatches
+        if self.train.microbatches != 1:
+            raise ConfigError(f"train: microbatches is {self.train.microbatches} and tokens_per_microbatch_per_replica {most_tokens}. Give one of the two.")
+        per_replica, most = self.n_sequences // self.n_replicas, max(1, most_tokens // self.model.length)
+        return min(k for k in range(1, per_replica + 1) if per_replica % k == 0 and per_replica // k <= most)
 
     @property
     def n_tokens(self) -> int:

@@ -66,6 +66,16 @@ class LearnedPositions(Layer):
         with self.inside():
             self.table = Variable("table", [self.max_length, dim], normal(stddev), dtype)
 
+    def at(self, positions: Tensor) -> Tensor:
+        """Return the rows of given positions, for packed sequences, whose positions begin anew.
+
+        Shape   positions [...] of integers -> [..., dim].
+        Comm    none, unless ``max_length`` is split.
+        Raises  DimensionError if ``positions`` has ``dim`` already.
+        """
+        with self.inside():
+            return embedding(self.table, positions, self.max_length)
+
     def __call__(self, length: Dimension) -> Tensor:
         """Return the rows of the positions of ``length``; shapes and communication as the class says."""
         if length.size > self.max_length.size:

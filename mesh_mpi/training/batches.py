@@ -1,4 +1,4 @@
-"""Which bytes a row of a step's batch holds, and how large the batch is.
+"""Which bytes a row of a step's batch holds.
 
 Invariant: a row is a function of seed, step and global row; a rank makes its own rows only, and ranks that hold the same rows make the
 same ones. Nothing is kept between steps, so that a run resumes anywhere from the step's number, on any mesh.
@@ -97,29 +97,3 @@ def unigram_entropy(data: np.ndarray) -> float:
     counts = np.bincount(np.asarray(data, np.uint8).ravel(), minlength=256).astype(np.float64)
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
-
-
-def global_batch(form: str, value: int, length: int, n_replicas: int) -> int:
-    """Return the sequences of a step's batch over all ranks, from one of Mesh-TensorFlow's four forms.
-
-    ``form`` is ``tokens_per_batch``, ``sequences_per_batch``, ``tokens_per_replica`` or ``sequences_per_replica``; ``n_replicas`` is the number
-    of slices that the layout makes of the batch. Tokens that fill no whole sequence are dropped. Raises ConfigError for less than one sequence.
-    """
-    n = value // length if form.startswith("tokens") else value
-    if n < 1:
-        raise ConfigError(f"{form}: {value} tokens are less than one sequence of {length}. Give at least {length}.")
-    return n * n_replicas if form.endswith("replica") else n
-
-
-def n_microbatches(n_sequences: int, length: int, n_replicas: int, tokens_per_microbatch_per_replica: int) -> int:
-    """Return into how many equal microbatches a batch is cut so that a replica takes at most so many tokens at once.
-
-    ``length`` is that of the longest sequences (inputs or targets). A microbatch holds at least one sequence a replica. Raises ConfigError if the
-    batch does not divide over the replicas.
-    """
-    per_replica, rest = divmod(n_sequences, n_replicas)
-    if rest:
-        raise ConfigError(f"microbatches: {n_sequences} sequences do not divide over {n_replicas} slices of the batch. "
-                          f"Choose a multiple of {n_replicas}.")
-    most = max(1, tokens_per_microbatch_per_replica // length)
-    return min(k for k in range(1, per_replica + 1) if per_replica % k == 0 and per_replica // k <= most)

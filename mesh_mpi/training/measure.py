@@ -21,7 +21,7 @@ class MeasuredStep:
         self.batches = open_batches(c.data.train, c.model.vocab_size, c.model.length, c.n_sequences, c.seed)
         self.n_ranks = self.state.machine.n_ranks
         self.peak_bytes = max(p.peak_bytes for p in training.programs)
-        times = [1, c.train.microbatches - 1, 1] if c.train.microbatches > 1 else [1]
+        times = [1, c.n_microbatches - 1, 1] if c.n_microbatches > 1 else [1]
         self.comm_bytes = sum(n * r.payload_bytes for n, p in zip(times, training.step_programs) for r in p.collectives())
 
     def run(self) -> StepMetrics:

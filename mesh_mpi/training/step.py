@@ -22,6 +22,9 @@ from ..optimize import UpdateInputs, clip, make_optimizer, make_schedule
 from ..transformer import LanguageModel, LossParts
 
 
+PADDING = 0  # the target that fills packed rows and does not count
+
+
 class StepMetrics(NamedTuple):
     """One step's figures: ``loss`` in nats a target (the mean over the whole batch), ``n_tokens`` that counted in it, ``grad_norm`` (global, of
     the mean gradient, before clipping), ``learning_rate``, and ``applied``: False if the gradient was not finite and nothing changed."""
@@ -41,6 +44,12 @@ class _Feeds(NamedTuple):
     learning_rate: Tensor
     step: Tensor
     row_offset: Tensor
+    segments: Tensor | None  # packed rows only: which part of the row a position belongs to, and its index there
+    positions: Tensor | None
+
+    def loss(self, model: LanguageModel, masks: Masks | None, training: bool = True) -> LossParts:
+        """Return the model's loss of these feeds."""
+        return model.loss(self.inputs, self.targets, masks, self.segments, training, self.positions)
 
 
 class Training:
@@ -60,7 +69,7 @@ class Training:
     def describe_batch(self) -> str:
         """Return the step's batch in words: sequences, tokens, microbatches, slices."""
         c = self.config
-        k, n = c.train.microbatches, c.n_replicas
+        k, n = c.n_microbatches, c.n_replicas
         pieces = f", in {k} microbatches of {c.n_sequences // k}" if k > 1 else ""
         return (f"batch {c.n_sequences:,} sequences x {c.model.length} = {c.n_tokens:,} tokens a step{pieces}, "
                 f"{c.n_sequences // (k * n)} on each of {n} slices of the batch at a time")
@@ -74,7 +83,7 @@ class Training:
         Raises  GraphError or ShapeError if the feeds do not fit.
         """
         numbers = {"step": step, "learning_rate": self.schedule(step)}
-        k, out = self.config.train.microbatches, {}
+        k, out = self.config.n_microbatches, {}
         rows = self.config.n_sequences // k
         for m in range(k):
             program = self.step_programs[min(m, len(self.step_programs) - 2)] if k > 1 else self.step_program
@@ -103,12 +112,14 @@ def build(config: Config, evaluation: bool = False) -> Training:
 
     Communication: none. Raises LayoutError, MeshError, DimensionError or ConfigError, with every fault found.
     """
-    dtype, k = config.float_type, config.train.microbatches
-    model = LanguageModel(config.model, dtype)
+    dtype, k = config.float_type, config.n_microbatches
+    packed = config.data.is_packed
+    model = LanguageModel(config.model, dtype, ignore=PADDING if packed else None)
     dims = [Dimension("batch", config.n_sequences // k), Dimension("length", config.model.length)]
     feeds = _Feeds(placeholder("inputs", dims, "int32"), placeholder("targets", dims, "int32"), placeholder("learning_rate", (), dtype),
-                   placeholder("step", (), "int64"), placeholder("row_offset", (), "int64"))
-    parts = model.loss(feeds.inputs, feeds.targets, Masks(feeds.step, feeds.row_offset))
+                   placeholder("step", (), "int64"), placeholder("row_offset", (), "int64"),
+                   *(placeholder(name, dims, "int32") if packed else None for name in ("segments", "positions")))
+    parts = feeds.loss(model, Masks(feeds.step, feeds.row_offset))
     variables = trainable_variables([parts.loss_sum])
     grads = gradients(parts.loss_sum, variables)
     if k == 1:
@@ -117,7 +128,7 @@ def build(config: Config, evaluation: bool = False) -> Training:
         programs = _microbatched(config, variables, grads, parts, feeds)
     held_out = None
     if evaluation:
-        parts = model.loss(feeds.inputs, feeds.targets, training=False)
+        parts = feeds.loss(model, None, training=False)
         held_out = _compiled(config, "evaluate", {"loss_sum": parts.loss_sum, "n_targets": parts.n_targets}, [], programs[0])
     return Training(config, model, programs, held_out)
 

@@ -68,11 +68,11 @@ class LanguageModel:
         kind = LayerNorm if self.model.norm == "layer" else RMSNorm
         return kind(self.d_model, name, self.model.norm_eps, dtype=self.dtype)
 
-    def logits(self, inputs: Tensor, masks: Masks | None = None, segments: Tensor | None = None) -> Tensor:
+    def logits(self, inputs: Tensor, masks: Masks | None = None, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Return the scores of the symbol that follows each position; columns from ``vocab_size`` on are padding.
 
         Shape   inputs [batch, length] of integers; segments [batch, length] of integers, 0 for padding: positions see their own segment
-                only -> [batch, loss_length, vocab].
+                only; positions [batch, length] of integers, the index within the segment (default: within the row) -> [batch, loss_length, vocab].
         Comm    with ``heads`` and ``d_ff`` split: two reductions of [batch, length, d_model] a layer; with ``vocab`` split: one more.
         Grad    two more of the same size a layer, and the sums of the parameters' gradients over the axes that split the batch.
         Raises  DimensionError if ``inputs`` has no dimension ``length``, or a longer one than the model.
@@ -80,7 +80,7 @@ class LanguageModel:
         length = inputs.shape.get("length")
         if length is None:
             raise DimensionError(f"LanguageModel: the inputs are {inputs.shape}. Give [batch, length].")
-        x = self.embedding(inputs) + self.positions(length)
+        x = self.embedding(inputs) + (self.positions(length) if positions is None else self.positions.at(positions))
         x = self.embedding_dropout(x, masks)
         for layer in self.layers:
             x = layer(x, masks, segments)
@@ -89,13 +89,14 @@ class LanguageModel:
             x = x * self.model.d_model**-0.5
         return self.softmax.logits(x)
 
-    def loss(self, inputs: Tensor, targets: Tensor, masks: Masks | None = None, segments: Tensor | None = None, training: bool = True) -> LossParts:
+    def loss(self, inputs: Tensor, targets: Tensor, masks: Masks | None = None, segments: Tensor | None = None, training: bool = True,
+             positions: Tensor | None = None) -> LossParts:
         """Return the summed cross-entropy of ``targets`` and the number of them that count, before any division.
 
         Label smoothing and z-loss are as configured in training and off otherwise. Where the configuration's ``loss_denominator`` is
         ``all``, the number is that of all positions.
 
-        Shape   inputs, targets, segments [batch, length] of integers -> two scalars, and logits [batch, loss_length, vocab].
+        Shape   inputs, targets, segments, positions [batch, length] of integers -> two scalars, and logits [batch, loss_length, vocab].
         Comm    that of :meth:`logits`; with ``vocab`` split: a maximum and three sums of [batch, loss_length]; both scalars are
                 partial sums over the axes that split the batch.
         Grad    of the loss only.
@@ -103,7 +104,7 @@ class LanguageModel:
         """
         if targets.shape != inputs.shape:
             raise DimensionError(f"LanguageModel: the inputs are {inputs.shape} and the targets {targets.shape}. Give one target a position.")
-        logits = self.logits(inputs, masks, segments)
+        logits = self.logits(inputs, masks, segments, positions)
         targets = rename(targets, {"length": "loss_length"})
         loss = cross_entropy(logits, targets, self.softmax.vocab, n_valid=self.model.vocab_size, ignore=self.ignore,
                              label_smoothing=self.model.label_smoothing if training else 0.0, z_loss=self.model.z_loss if training else 0.0)

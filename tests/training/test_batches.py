@@ -1,12 +1,13 @@
-"""Which rows a step holds, and how large a batch is."""
+"""Which rows a step holds, how large a batch is and in how many pieces it is taken."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from mesh_mpi.config import parse
 from mesh_mpi.errors import ConfigError, ShapeError
-from mesh_mpi.training.batches import ByteBatches, SyntheticBatches, global_batch, n_microbatches, open_batches, permuted, unigram_entropy
+from mesh_mpi.training.batches import ByteBatches, SyntheticBatches, open_batches, permuted, unigram_entropy
 
 DATA = np.random.default_rng(0).integers(0, 256, 1003).astype(np.uint8)
 
@@ -73,18 +74,28 @@ def test_the_entropy_of_frequencies_is_in_nats():
     assert unigram_entropy(np.array([0, 0, 0, 1], np.uint8)) == pytest.approx(-0.75 * np.log(0.75) - 0.25 * np.log(0.25))
 
 
-@pytest.mark.parametrize(("n", "length", "replicas", "tokens", "pieces"), [
-    (32, 512, 4, 2048, 2), (32, 512, 4, 1024, 4), (24, 512, 4, 2048, 2), (7, 512, 1, 2048, 7), (8, 512, 1, 1, 8)])
-def test_microbatches_hold_at_most_so_many_tokens(n, length, replicas, tokens, pieces):
-    assert n_microbatches(n, length, replicas, tokens) == pieces
+def batch(mesh_shape="batch:16", **keys):
+    """A configuration of sequences of 512 with the batch split over the axis ``batch``, if there is one."""
+    model = {"d_model": 8, "d_ff": 8, "heads": 1, "d_kv": 8, "layers": 1, "vocab_size": 8, "length": 512}
+    return parse({"model": model, "mesh_shape": mesh_shape, "layout": "batch:batch" if mesh_shape else "", **keys})
 
 
-def test_microbatches_need_a_batch_that_divides():
-    with pytest.raises(ConfigError, match="7 sequences do not divide over 4"):
-        n_microbatches(7, 512, 4, 2048)
+@pytest.mark.parametrize(("n", "mesh_shape", "tokens", "pieces"), [
+    (32, "batch:4", 2048, 2), (32, "batch:4", 1024, 4), (24, "batch:4", 2048, 2), (7, "", 2048, 7), (8, "", 1, 8), (8, "", 10_000, 1)])
+def test_microbatches_hold_at_most_so_many_tokens(n, mesh_shape, tokens, pieces):
+    config = batch(mesh_shape, sequences_per_batch=n, train={"tokens_per_microbatch_per_replica": tokens})
+    assert config.n_microbatches == pieces
+
+
+def test_microbatches_are_given_in_one_way():
+    assert batch(sequences_per_batch=32, train={"microbatches": 2}).n_microbatches == 2
+    with pytest.raises(ConfigError, match="microbatches is 2 and tokens_per_microbatch_per_replica 1024"):
+        batch(sequences_per_batch=32, train={"microbatches": 2, "tokens_per_microbatch_per_replica": 1024})
+    with pytest.raises(ConfigError, match="7 sequences"):
+        batch("batch:4", sequences_per_batch=7, train={"tokens_per_microbatch_per_replica": 1024})
 
 
 @pytest.mark.parametrize(("form", "value", "n"), [
     ("sequences_per_batch", 64, 64), ("tokens_per_batch", 65_536, 128), ("sequences_per_replica", 4, 64), ("tokens_per_replica", 2048, 64)])
 def test_the_four_forms_of_the_batch(form, value, n):
-    assert global_batch(form, value, 512, 16) == n
+    assert batch(**{form: value}).n_sequences == n
