@@ -21,11 +21,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from mesh_mpi.errors import LaunchError
 from mesh_mpi.log import is_speaker, launcher_rank, say
+from mesh_mpi.training.rate import flops, product_rate
 
 
 class Step(Protocol):
@@ -128,37 +129,6 @@ def describe(figures: dict) -> str:
             f"memory of a rank {figures['peak_bytes'] / 2**20:.0f} MiB planned, "
             f"{figures['resident_growth_bytes'] / 2**20:.0f} MiB grown since the start ({figures['resident_growth_bytes'] / figures['peak_bytes']:.1%}), "
             f"{figures['resident_bytes'] / 2**20:.0f} MiB resident in all")
-
-
-def product_parameters(config) -> int:
-    """Return the number of parameters that stand in matrix products: projections, feed-forward and softmax."""
-    model = config.model
-    attention = 4 * model.d_model * model.heads * model.d_kv
-    feed_forward = (len(model.activations) + 1) * model.d_model * model.d_ff
-    return model.layers * (attention + feed_forward) + model.padded_vocab_size * model.d_model
-
-
-def flops(config) -> int:
-    """Return the floating-point operations of one step by the formula at the top of this file."""
-    model = config.model
-    scores = 12 * model.layers * config.n_sequences * model.length**2 * model.heads * model.d_kv
-    return 6 * product_parameters(config) * config.n_tokens + scores
-
-
-def product_rate(maxima: Callable[[Sequence[float]], list[float]], size: int = 2048, repeats: int = 5) -> float:
-    """Return the GF/s of the slowest rank at float32 products, all ranks at once: the median of ``repeats``."""
-    import numpy as np
-
-    a = np.full((size, size), 0.5, np.float32)
-    c = np.empty_like(a)
-    np.matmul(a, a, out=c)
-    maxima([0.0])  # all ranks start together
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        np.matmul(a, a, out=c)
-        times.append(time.perf_counter() - start)
-    return 2 * size**3 / maxima([statistics.median(times)])[0] / 1e9
 
 
 def resident_bytes() -> int:

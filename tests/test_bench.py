@@ -9,6 +9,7 @@ from mpi_runner import import_path, run_group
 from mesh_mpi.config import load
 from mesh_mpi.errors import LaunchError
 from mesh_mpi.jobs import bench, main
+from mesh_mpi.training.rate import product_parameters
 
 
 class FakeStep:
@@ -56,7 +57,7 @@ def test_the_operations_of_the_yardstick_s_step_are_those_of_the_formula(monkeyp
 
 def test_a_product_of_activations_counts_each_of_its_projections():
     plain, gated = (load("runs/bench_lm.yaml", [f"model.activation={a}"]) for a in ("relu", "gelu,linear"))
-    assert bench.product_parameters(gated) - bench.product_parameters(plain) == 6 * 512 * 2048
+    assert product_parameters(gated) - product_parameters(plain) == 6 * 512 * 2048
 
 
 def test_the_line_for_people_has_the_tokens_a_second(monkeypatch):

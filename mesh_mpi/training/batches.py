@@ -7,14 +7,16 @@ same ones. Nothing is kept between steps, so that a run resumes anywhere from th
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from ..config import Config
 from ..data.order import MIX, mixed, permuted
 from ..errors import ConfigError, ShapeError
 from ..keys import name_key
+
 
 class ByteBatches:
     """Next-byte prediction over an array of bytes: windows of ``length`` bytes, in an order drawn anew for each epoch.
@@ -62,6 +64,16 @@ class SyntheticBatches:
         """Return what a step is fed: callables that give int32 [rows, positions] for (rows, positions) slices of inputs and targets."""
         return {"inputs": lambda slices: self._cut(step, slices, 0), "targets": lambda slices: self._cut(step, slices, 1)}
 
+    def rows_consumed(self, step: int) -> int:
+        """Return how many rows have been taken when ``step`` steps are done."""
+        return step * self.n_rows
+
+    def start(self, step: int) -> None:
+        """Nothing is read ahead."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
     def _cut(self, step: int, slices, shift: int) -> np.ndarray:
         rows, positions = slices
         row = np.arange(rows.start, rows.stop, dtype=np.uint64)[:, None] * np.uint64(self.length + 1)
@@ -70,17 +82,42 @@ class SyntheticBatches:
         return (mixed(index * MIX[0] + key) % np.uint64(self.vocab_size)).astype(np.int32)
 
 
-def open_batches(source: str, vocab_size: int, length: int, n_rows: int, seed: int) -> ByteBatches | SyntheticBatches:
-    """Return the batches of a ``data`` entry: ``synthetic``, or the path of a file (plain or .gz) whose bytes are the symbols.
+def open_batches(config: Config):
+    """Return the batches of ``data.train``: synthetic, or rows of a token file or of a bundled text.
 
-    Raises ConfigError if there is no such file or the vocabulary has no place for its bytes.
+    Raises DataError if the rows cannot be read or do not fit the model.
     """
-    if source == "synthetic":
-        return SyntheticBatches(vocab_size, length, n_rows, seed)
-    data = read_bytes(source)
-    if data.size and int(data.max()) >= vocab_size:
-        raise ConfigError(f"data: {source} holds byte {int(data.max())} and the vocabulary has {vocab_size} symbols. Set model.vocab_size=256.")
-    return ByteBatches(data, length, n_rows, seed)
+    c, m = config, config.model
+    if not c.data.is_packed:
+        return SyntheticBatches(m.vocab_size, m.length, c.n_sequences, c.seed)
+    from ..data.batches import Batches  # these need h5py
+    from ..data.source import open_rows
+
+    rows = open_rows(c.data.train, "train", m.length, m.vocab_size)
+    return Batches(rows, c.n_sequences, c.seed, c.data.shuffle, c.data.prefetch)
+
+
+class HeldOut:
+    """The rows of ``data.valid``, each once, in batches of a microbatch's size."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def all(self, at_most: int = 0) -> Iterator[dict[str, Callable]]:
+        """Yield the feeds of all batches, or of the first ``at_most`` (0: all)."""
+        n = self.batches.n_steps
+        for step in range(1, (min(n, at_most) if at_most else n) + 1):
+            yield self.batches.feeds(step)
+
+
+def open_held_out(config: Config, source: str | None = None) -> HeldOut:
+    """Return the held-out rows of a configuration, or those of another ``source``. Raises DataError as :func:`open_batches`."""
+    from ..data.batches import Batches
+    from ..data.source import open_rows
+
+    c = config
+    rows = open_rows(source or c.data.valid, "valid", c.model.length, c.model.vocab_size)
+    return HeldOut(Batches(rows, c.n_sequences // c.train.microbatches, c.seed, prefetch=0, once=True))
 
 
 def read_bytes(path: str | Path) -> np.ndarray:

@@ -18,7 +18,7 @@ class MeasuredStep:
     def __init__(self, training: Training):
         c = training.config
         self.training, self.state, self.step = training, State(training.programs, seed=c.seed), 0
-        self.batches = open_batches(c.data.train, c.model.vocab_size, c.model.length, c.n_sequences, c.seed)
+        self.batches = open_batches(c)
         self.n_ranks = self.state.machine.n_ranks
         self.peak_bytes = max(p.peak_bytes for p in training.programs)
         times = [1, c.n_microbatches - 1, 1] if c.n_microbatches > 1 else [1]

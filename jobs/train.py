@@ -1,0 +1,38 @@
+"""Train a language model as a configuration says, and go on where an earlier run with the same run_dir stopped.
+
+    mesh-mpi launch -n 4 -- train runs/quickstart.yaml
+    mesh-mpi launch -n 4 -- train runs/quickstart.yaml train.steps=500 run_dir=runs/longer
+    srun --mpi=pmi2 mesh-mpi train my.yaml                  under Slurm; SIGUSR1 saves and ends with code 85
+
+Without a launcher the ranks of the mesh are simulated in this process. run_dir (default: runs/NAME) takes metrics.jsonl, checkpoints,
+config.resolved.yaml and environment.txt. Exit codes: 0 done, 2 bad input, 85 saved on request, other: failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``mesh-mpi train``."""
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, here or one that comes with the package")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="set a key of the configuration, dotted: train.steps=10")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; return the exit code."""
+    from mesh_mpi.config import load
+    from mesh_mpi.log import say
+
+    config = load(arguments.config, arguments.overrides)
+    if config.run_dir is None:
+        config = load(arguments.config, [*arguments.overrides, f"run_dir=runs/{Path(arguments.config).stem}"])
+    from mesh_mpi.training.loop import train
+
+    outcome = train(config)
+    if outcome.code == 0:
+        say(f"done: {outcome.step} steps. The checkpoint is {outcome.checkpoint}\n"
+            f"next:  mesh-mpi inspect {outcome.checkpoint}\n"
+            f"       mesh-mpi evaluate {config.run_dir}")
+    return outcome.code

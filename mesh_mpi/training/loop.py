@@ -1,0 +1,189 @@
+"""The training loop: from a configuration to a trained, resumable run.
+
+Invariant: all ranks take the same decisions at the same step, from numbers that were agreed on; what a run leaves behind at step s is the
+same whether it was interrupted before or not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import NamedTuple
+
+from ..checkpoint import find, load, save
+from ..config import Config, to_yaml
+from ..errors import CheckpointError, ConfigError
+from ..log import say
+from ..mesh import Mesh
+from ..runtime.banner import banner
+from ..runtime.machine import choose_machine
+from ..runtime.state import State
+from .batches import open_batches, open_held_out
+from .progress import Progress
+from .rate import flops, product_rate
+from .run_folder import Metrics, RunFolder
+from .step import StepMetrics, Training, build
+from .stop import CHECKPOINTED, StopRequest
+
+DONE, NOT_FINITE = 0, 1
+
+
+class Outcome(NamedTuple):
+    """``code``: 0 done, 85 saved because it was asked to stop, 1 too many steps in a row without a finite gradient. ``step``: the last one taken."""
+
+    code: int
+    step: int
+    checkpoint: str | None
+
+
+class _Figures(NamedTuple):
+    """What a step took, in seconds, on the slowest rank; whether some rank was asked to stop."""
+
+    step_s: float
+    comm_s: float
+    stop: bool
+
+
+def train(config: Config) -> Outcome:
+    """Train as configured: resume if there is something to resume, save, evaluate, stop when asked.
+
+    Comm    collective. Raises MeshMpiError, alike on every rank, for whatever a user can mend.
+    """
+    machine = choose_machine(Mesh(config.mesh_shape))
+    folder = RunFolder(config.run_dir, machine) if config.run_dir else None
+    try:
+        return _Run(config, machine, folder).run()
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+class _Run:
+    """One run, from where it begins to where it ends."""
+
+    def __init__(self, config: Config, machine, folder: RunFolder | None):
+        self.config, self.machine, self.folder = config, machine, folder
+        self.text = to_yaml(config)
+        self.training: Training = build(config, evaluation=config.data.valid is not None)
+        self.batches = open_batches(config)
+        self.held_out = open_held_out(config) if config.data.valid is not None else None
+        checkpoint = self._found()  # before memory is taken: a damaged one is refused at once
+        self.state = State(self.training.programs, config.seed, machine, extra_digest=self.text)
+        self.step, self.n_tokens = self._restored(checkpoint)
+        self.saved_step = self.step
+        self.checkpoint = str(checkpoint.parent) if checkpoint is not None else None
+        times = [1, config.train.microbatches - 1, 1] if config.train.microbatches > 1 else [1]
+        self.comm_bytes = sum(n * r.payload_bytes for n, p in zip(times, self.training.step_programs) for r in p.collectives())
+
+    def _found(self):
+        c = self.config
+        if c.resume == "never" or self.folder is None and c.resume == "auto":
+            found = find(self.folder.path, "auto", self.machine) if self.folder is not None else None
+            if found is not None:
+                raise ConfigError(f"resume: never was asked for and {c.run_dir} holds {found.parent.name}. Choose another run_dir, or resume=auto.")
+            return None
+        return find(self.folder.path if self.folder is not None else None, c.resume, self.machine)
+
+    def _restored(self, checkpoint) -> tuple[int, int]:
+        """Set the state from a checkpoint, or from ``init_from``; return the steps done and the tokens seen."""
+        c = self.config
+        if checkpoint is None:
+            if c.init_from is not None:
+                load(self.state, find(None, c.init_from, self.machine), only="parameters", verified=True)
+            return 0, 0
+        counters = load(self.state, checkpoint, verified=True)
+        step, rows = int(counters["step"]), int(counters["rows_consumed"])
+        differ = [f"{what} {then} there and {now} here" for what, then, now in (
+            ("seed", int(counters["seed"]), c.seed), ("sequences a step", rows // max(step, 1), c.n_sequences)) if step and then != now]
+        if differ:
+            raise CheckpointError(f"resume from {checkpoint.parent}: {', '.join(differ)}, so the run would see other data. "
+                                  "Use the values of the run, or init_from to begin anew with its parameters.")
+        return step, int(counters["tokens"])
+
+    def run(self) -> Outcome:
+        """Take the steps that are left."""
+        c = self.config
+        self._announce()
+        rate = product_rate(self.machine.maxima, size=1024, repeats=3) * self.machine.n_ranks
+        metrics, progress = Metrics(self.folder, self.step), Progress(self.step, c.train.steps, c.train.log_every)
+        times: list[float] = []
+        bad, code = 0, DONE
+        self.batches.start(self.step + 1)
+        try:
+            with StopRequest() as stop:
+                while self.step < c.train.steps and code == DONE:
+                    taken, figures = self._take(stop)
+                    times = [*times[-49:], figures.step_s]
+                    bad = 0 if taken.applied else bad + 1
+                    self._report(metrics, progress, taken, figures, times, rate)
+                    self._between(metrics, progress)
+                    if figures.stop and self.step < c.train.steps:
+                        code = CHECKPOINTED
+                    elif c.train.max_bad_steps and bad >= c.train.max_bad_steps:
+                        code = NOT_FINITE
+            if code != NOT_FINITE:
+                self._save(progress)
+        finally:
+            self.batches.close()
+            progress.close()
+            metrics.close()
+        return self._outcome(code, bad)
+
+    def _announce(self) -> None:
+        c = self.config
+        text = banner(self.state)
+        if self.folder is not None:
+            self.folder.describe(self.text, text)
+        say(text)
+        n = self.training.step_program.n_parameters
+        begin = f"going on from step {self.step}" if self.step else "from the beginning"
+        say(f"{n:,} parameters; {self.training.describe_batch()}; {c.train.steps} steps, {begin}")
+
+    def _take(self, stop: StopRequest) -> tuple[StepMetrics, _Figures]:
+        comm, start = self.machine.comm_s, time.perf_counter()
+        taken = self.training.run_step(self.state, self.step + 1, self.batches.feeds(self.step + 1))
+        step_s = time.perf_counter() - start
+        self.step += 1
+        self.n_tokens += taken.n_tokens
+        step_s, comm_s, asked = self.machine.maxima([step_s, self.machine.comm_s - comm, float(stop.requested)])
+        return taken, _Figures(step_s, comm_s, asked > 0)
+
+    def _report(self, metrics: Metrics, progress: Progress, taken: StepMetrics, figures: _Figures, times, rate: float) -> None:
+        c = self.config
+        metrics.write(step=self.step, loss=taken.loss, tokens=taken.n_tokens, step_s=figures.step_s, tokens_per_s=taken.n_tokens / figures.step_s,
+                      comm_bytes=self.comm_bytes, comm_s=figures.comm_s, grad_norm=taken.grad_norm, learning_rate=taken.learning_rate,
+                      **({} if taken.applied else {"skipped": True}))
+        typical = statistics.median(times)
+        fraction = flops(c) / typical / 1e9 / rate
+        progress.step(self.step, f"loss {taken.loss:.4f}  {c.n_tokens / typical:,.0f} tokens/s  {fraction:.0%} of products' rate  "
+                                 f"{figures.comm_s / figures.step_s:.0%} communication", (c.train.steps - self.step) * typical)
+        if not taken.applied:
+            progress.line(f"step {self.step}: the gradient's norm is {taken.grad_norm}; nothing was changed")
+
+    def _between(self, metrics: Metrics, progress: Progress) -> None:
+        """Evaluate and save if this step asks for it."""
+        t = self.config.train
+        if self.held_out is not None and t.evaluate_every and (self.step % t.evaluate_every == 0 or self.step == t.steps):
+            start = time.perf_counter()
+            loss = self.training.evaluate(self.state, self.held_out.all(t.evaluate_batches))
+            metrics.write(step=self.step, valid_loss=loss, valid_s=time.perf_counter() - start)
+            progress.line(f"step {self.step}: held-out loss {loss:.4f}")
+        if t.checkpoint_every and self.step % t.checkpoint_every == 0:
+            self._save(progress)
+
+    def _save(self, progress: Progress) -> None:
+        if self.folder is None or self.saved_step == self.step:
+            return
+        t = self.config.train
+        counters = {"rows_consumed": self.batches.rows_consumed(self.step), "tokens": self.n_tokens}
+        done = save(self.state, self.folder.path, self.step, counters, self.text, t.keep_last, t.keep_every)
+        self.saved_step, self.checkpoint = self.step, str(done.path)
+        progress.line(f"step {self.step}: saved {done.path} ({done.n_bytes / 2**20:.1f} MiB; written in {done.write_s:.2f} s, verified in {done.verify_s:.2f} s)")
+
+    def _outcome(self, code: int, bad: int) -> Outcome:
+        if code == NOT_FINITE:
+            say(f"train: {bad} steps in a row had no finite gradient, up to step {self.step}. The last checkpoint is {self.checkpoint}. "
+                "Lower the learning rate, clip the gradient, or look at the data.")
+        elif code == CHECKPOINTED:
+            say(f"train: asked to stop; saved at step {self.step}. The same command goes on from there.")
+        return Outcome(code, self.step, self.checkpoint)

@@ -1,0 +1,116 @@
+"""The folder of a run: configuration, environment, metrics, checkpoints; one run at a time.
+
+Invariant: only rank 0 writes here (each verdict is every rank's), what a resumed run finds is kept, and a folder that another run holds is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..runtime.agreement import on_rank_0
+
+METRICS = "metrics.jsonl"
+_PACKAGES = ("mesh-mpi", "numpy", "mpi4py", "mpich", "h5py", "msgspec", "PyYAML", "threadpoolctl")
+_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NTASKS",
+              "SLURM_JOB_NODELIST", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", "HDF5_USE_FILE_LOCKING", "MESH_MPI_WATCHDOG_S")
+
+
+class RunFolder:
+    """The folder ``path``, made if need be and held until ``close``.
+
+    Comm    verdicts of rank 0. Raises ConfigError, alike on every rank: another run holds the folder, or it cannot be made or written.
+    """
+
+    def __init__(self, path: str, machine):
+        self.path, self.machine = Path(path), machine
+        self._lock = None
+        on_rank_0(machine, f"run_dir {path}", self._open)
+
+    def _open(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / "run.lock", "a+")
+        except OSError as error:
+            raise ConfigError(f"run_dir: {self.path} cannot be written: {error.strerror or error}. Choose another run_dir, or mend its permissions.") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.seek(0)
+            holder = self._lock.read().strip() or "an unknown process"
+            self._lock.close()
+            self._lock = None
+            raise ConfigError(f"run_dir: {self.path} is in use by another run ({holder}). Wait for it to end, or choose another run_dir.") from None
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._lock.flush()
+
+    def describe(self, config_text: str, banner: str) -> None:
+        """Write ``config.resolved.yaml`` and ``environment.txt``. Comm: a verdict of rank 0."""
+        def write():
+            (self.path / "config.resolved.yaml").write_text(config_text)
+            (self.path / "environment.txt").write_text(_environment(banner))
+        on_rank_0(self.machine, f"run_dir {self.path}", write)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+class Metrics:
+    """``metrics.jsonl``, a line a step and a line an evaluation, written by rank 0.
+
+    Opening keeps the lines up to ``last_step`` and drops later ones (of steps that a resumed run takes again), so that there is neither gap nor double.
+    """
+
+    def __init__(self, folder: RunFolder | None, last_step: int):
+        self._file = None
+        if folder is not None:
+            on_rank_0(folder.machine, f"metrics of {folder.path}", lambda: self._open(folder.path / METRICS, last_step))
+
+    def _open(self, path: Path, last_step: int) -> None:
+        kept = []
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    if json.loads(line)["step"] <= last_step:
+                        kept.append(line)
+                except (ValueError, KeyError, TypeError):
+                    continue  # the half line of a run that was killed while writing
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(line + "\n" for line in kept))
+        os.replace(partial, path)
+        self._file = open(path, "a", buffering=1)
+
+    def write(self, **values) -> None:
+        """Append a line; numbers that are not finite are written as null."""
+        if self._file is not None:
+            clean = {k: None if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in values.items()}
+            self._file.write(json.dumps(clean) + "\n")
+
+    def close(self) -> None:
+        """Bring the file to disk and close it."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+
+def _environment(banner: str) -> str:
+    lines = [banner, "", f"command: {' '.join(sys.argv)}", f"folder: {os.getcwd()}", f"host: {platform.node()}, {platform.platform()}", f"Python {sys.version}"]
+    for name in _PACKAGES:
+        try:
+            lines.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    lines += [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    return "\n".join(lines) + "\n"
