@@ -1,6 +1,7 @@
 """mesh_mpi: Transformers of any size on meshes of MPI ranks, written once with named dimensions.
 
-Invariant: importing this package initialises no MPI and imports neither CuPy nor h5py.
+Invariant: importing this package initialises no MPI and imports neither CuPy nor h5py. It does decide how this process ends: an
+uncaught MeshMpiError is its message and exit code 2 (see runtime/abort.py).
 """
 
 from .compiler.compile import compile as compile
@@ -26,6 +27,8 @@ from .layout import Rules as Rules
 from .log import say as say  # before the operations: the module must not take the name of the function log
 from .mesh import Mesh as Mesh
 from .ops import *  # noqa: F403
+from .runtime import abort as _abort
 from .runtime.state import State as State
 
 __version__ = "0.1.0"
+_abort.install()

@@ -1,7 +1,8 @@
 """How a rank leaves: an error, a ``sys.exit`` or a lost thread on one rank ends the whole job, quickly and with a reason.
 
 Invariant: no rank waits for another that will never come. An error that all ranks raise alike is printed once and all end with
-code 2; whatever happens on one rank alone is printed by that rank, with its coordinates, and MPI_Abort ends the others.
+code 2, as does a process without a launcher; whatever happens on one rank alone is printed by that rank, with its coordinates, and
+MPI_Abort ends the others. The hooks come with the import of mesh_mpi, since a script may fail before it has a machine.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import time
 import traceback
 from collections.abc import Callable
 
-from ..errors import MeshMpiError
+from ..errors import LaunchError, MeshMpiError
 from ..keys import name_key
 from ..log import is_speaker, launcher_rank
+from .library import start_mpi
 
 GRACE_S = 1.5  # how long a rank that fails waits for the others to fail alike
 KILL_S = 3.0  # how long MPI_Abort, or joining the others in MPI_Init, may take before this process kills itself
@@ -33,6 +35,7 @@ class _Job:
         self.comm = None
         self.place = ""
         self.exit_code = 0
+        self.hook_before = sys.excepthook
         self.at_leave: list[Callable[[], None]] = []
 
 
@@ -40,20 +43,22 @@ _job = _Job()
 
 
 def install() -> None:
-    """Take over uncaught exceptions (also of threads) and ``sys.exit``. Once; only for a process that a launcher started."""
+    """Take over uncaught exceptions and, in a process that a launcher started, those of threads and ``sys.exit``. Once."""
     if _job.installed:
         return
-    _job.installed = True
+    _job.installed, _job.hook_before = True, sys.excepthook
     sys.excepthook = _on_exception
-    threading.excepthook = _on_thread_exception
-    sys.exit = _exit
+    if launcher_rank() is not None:
+        threading.excepthook = _on_thread_exception
+        sys.exit = _exit
+        atexit.register(_leave)
 
 
 def attach(mpi) -> None:
     """From now on agree with the other ranks about leaving, on a communicator for this purpose alone. Comm: makes it."""
+    install()
     if _job.comm is None:
         _job.comm = mpi.COMM_WORLD.Dup()
-        atexit.register(_leave)
 
 
 def describe(place: str) -> None:
@@ -120,7 +125,7 @@ def _kill_after(seconds: float, text: str) -> threading.Event:
     return done
 
 
-def _join(text: str) -> None:
+def _join(text: str, code_without_mpi: int = ERROR_CODE) -> None:
     """Start MPI if this rank failed before it did: the others wait for it in MPI_Init, where nothing else could reach them.
 
     If they are elsewhere, ``text`` is printed and this process killed, which they cannot miss.
@@ -128,12 +133,12 @@ def _join(text: str) -> None:
     if _job.comm is None:
         done = _kill_after(KILL_S, text)
         try:
-            from mpi4py import MPI
-
-            attach(MPI)
-        except (ImportError, RuntimeError):
+            attach(start_mpi())
+        except LaunchError:  # no MPI library, or not the launcher's: it fails alike on every rank
             _print(text, bool(text) and is_speaker())
-            os._exit(ERROR_CODE)  # no MPI library: it fails alike on every rank
+            if not is_speaker():
+                time.sleep(GRACE_S)  # the first to go ends the job: not before the text is out
+            os._exit(code_without_mpi)
         done.set()
 
 
@@ -146,8 +151,11 @@ def _print(text: str, really: bool) -> None:
 
 
 def _on_exception(kind, error, trace) -> None:
-    if issubclass(kind, MeshMpiError):
+    interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    if issubclass(kind, MeshMpiError) and not interactive:
         raise SystemExit(report(error))  # raised in the hook, it sets the exit code
+    if launcher_rank() is None:
+        return _job.hook_before(kind, error, trace)
     if issubclass(kind, KeyboardInterrupt):
         _print(f"{rank_text()}: interrupted", True)
         end_job(130)
@@ -173,6 +181,10 @@ def _exit(status=None, /) -> None:
 def _leave() -> None:
     """Runs at the end of the process, before MPI is finalised: wait for the others, or end them if this rank fails alone."""
     code = _job.exit_code & 0xFF
+    if _job.comm is None:
+        if not code:
+            return  # the command needs no other rank: explain, a script that only compiles
+        _join(f"{rank_text()} left with exit code {code} before MPI started, and ends the job.", code)
     if not _job.left and _agree(0, GRACE_S if code else None) is None:
         _print(f"{rank_text()} left with exit code {code} while others are still running, and ends the job.", True)
         end_job(code)

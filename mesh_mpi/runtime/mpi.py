@@ -1,6 +1,6 @@
 """The MPI machine: this process is one rank of a mesh.
 
-Invariant: MPI starts here and nowhere else, on a private duplicate of the world; ranks are numbered row-major over the mesh, the
+Invariant: all communication is on a private duplicate of the world; ranks are numbered row-major over the mesh, the
 last axis fastest, and never reordered.
 """
 
@@ -19,6 +19,7 @@ from ..mesh import Mesh
 from . import abort
 from .collect import Collector
 from .communicator import Communicator
+from .library import start_mpi, vendor_text, what_to_do
 from .simulated import mirrored
 from .threads import fit_blas_threads
 from .watchdog import Progress, start_watchdog
@@ -29,9 +30,9 @@ class World:
 
     def __init__(self):
         abort.install()
-        self.mpi = _load_mpi()
+        self.mpi = start_mpi()
         world = self.mpi.COMM_WORLD
-        self.vendor = "{} {}".format(self.mpi.get_vendor()[0], ".".join(map(str, self.mpi.get_vendor()[1])))
+        self.vendor = vendor_text(self.mpi)
         _check_size(launcher_size(), world.Get_size(), self.vendor)
         abort.attach(self.mpi)  # first of all: a rank that failed before it came here makes the same duplicate
         self.comm = world.Dup()
@@ -161,24 +162,12 @@ class MpiMachine:
             return self._cart.allgather(value)
 
 
-def _load_mpi():
-    os.environ.setdefault("MPI4PY_CHECK_MPIEXEC", "0")  # its warning is less than what _check_size says
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise LaunchError(f"launch: a launcher started this process, but no MPI library loads: {error}. "
-                          "Install one (pip install 'mesh-mpi[mpi]'), load your site's MPI module, or start without the launcher.") from None
-    return MPI
-
-
 def _check_size(meant: int | None, found: int, vendor: str) -> None:
     if meant is None or meant == found:
         return
     alone = "every process is rank 0 of 1: launcher and MPI library are of different kinds, and the ranks do not see one another" if found == 1 \
         else "launcher and MPI library disagree"
-    raise LaunchError(f"launch: the launcher meant {meant} ranks and the MPI library ({vendor}) has {found}; {alone}. "
-                      f"Start with the mpiexec of that library (mesh-mpi launch -n {meant} -- ... finds it), with srun --mpi= what it was "
-                      "built for, or name the launcher's library in MPI4PY_MPIABI and MPI4PY_LIBMPI.")
+    raise LaunchError(f"launch: the launcher meant {meant} ranks and the MPI library ({vendor}) has {found}; {alone}. {what_to_do(meant)}")
 
 
 def _check_same(comm, parts: dict[str, str]) -> None:
