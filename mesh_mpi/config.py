@@ -37,11 +37,15 @@ _SCALARS = (
     (re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
 )
 
+MAX_NODES = 100_000  # of all files of a configuration together
+SHOWN_CHARACTERS = 200
+
 
 class _Faults(list):
-    """The messages so far; ``unread`` once some text could not be read, after which nothing counts as missing."""
+    """The messages so far; ``unread`` once some text could not be read, after which nothing counts as missing. ``n_nodes`` read so far."""
 
     unread = False
+    n_nodes = 0
 
     def cannot_read(self, message: str) -> None:
         """Add a message about text that could not be read."""
@@ -107,15 +111,15 @@ def _read(path: Path, faults: _Faults, trail: tuple[Path, ...]) -> _Entry:
         return _Entry({}, str(path))
     if not isinstance(tree.value, dict):
         if tree.value is not None:
-            faults.cannot_read(f"{tree.where}: the file holds {_plain(tree)!r}. Write a mapping of keys to values.")
+            faults.cannot_read(f"{tree.where}: the file holds {_shown(tree)}. Write a mapping of keys to values.")
         return _Entry({}, str(path))
     tree.where = str(path)
     include = tree.value.pop("include", None)
-    names = [] if include is None else include.value if isinstance(include.value, list) else [include.value]
+    names = [] if include is None else include.value if isinstance(include.value, list) else [_plain(include)]
     under = _Entry({}, str(path))
     for name in names:
         if not isinstance(name, str):
-            faults.cannot_read(f"{include.where}: include holds {name!r}. Write the path of a YAML file, relative to this one, or a list of paths.")
+            faults.cannot_read(f"{include.where}: include holds {_shown(name)}. Write the path of a YAML file, relative to this one, or a list of paths.")
         elif not (path.parent / name).is_file():
             faults.cannot_read(f"{include.where}: include names {name!r}, and there is no file {path.parent / name}. Paths are relative to this file.")
         else:
@@ -143,7 +147,7 @@ def _compose(text: str, source: str, faults: _Faults) -> _Entry:
     lines = not source.startswith("override")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark and lines else ""
         faults.cannot_read(f"{source}{line}: no YAML: {getattr(error, 'problem', None) or error}. Correct the syntax.")
@@ -154,6 +158,11 @@ def _compose(text: str, source: str, faults: _Faults) -> _Entry:
 def _construct(node, source: str, lines: bool, faults: _Faults, above: tuple) -> _Entry:
     """Turn a YAML node into entries, refusing doubled keys and circular aliases."""
     where = f"{source}:{node.start_mark.line + 1}" if lines else source
+    faults.n_nodes += 1
+    if faults.n_nodes > MAX_NODES:  # aliases of aliases: a few lines may stand for any number of values
+        if faults.n_nodes == MAX_NODES + 1:
+            faults.cannot_read(f"{where}: more than {MAX_NODES} values, aliases written out. Use fewer aliases.")
+        return _Entry(None, where)
     if isinstance(node, yaml.ScalarNode):
         return _Entry(_resolve(node.value) if node.style is None else node.value, where)
     if id(node) in above:
@@ -164,7 +173,10 @@ def _construct(node, source: str, lines: bool, faults: _Faults, above: tuple) ->
         return _Entry([_plain(_construct(item, source, lines, faults, above)) for item in node.value], where)
     mapping: dict[str, _Entry] = {}
     for key_node, value_node in node.value:
-        key = str(key_node.value)
+        if not isinstance(key_node, yaml.ScalarNode):
+            faults.append(f"{where}: a key is a list or a mapping. Keys are words.")
+            continue
+        key = key_node.value
         entry = _construct(value_node, source, lines, faults, above)
         entry.where = f"{source}:{key_node.start_mark.line + 1}" if lines else source
         if key in mapping:
@@ -182,6 +194,12 @@ def _entries(value, where: str) -> _Entry:
     if isinstance(value, Mapping):
         return _Entry({str(k): _entries(v, f"{where} key {k!r}") for k, v in value.items()}, where)
     return _Entry(list(value) if isinstance(value, tuple) else value, where)
+
+
+def _shown(value) -> str:
+    """Return a value as a message shows it, at most SHOWN_CHARACTERS long."""
+    text = repr(_plain(value) if isinstance(value, _Entry) else value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS - 3]}..."
 
 
 def _plain(entry: _Entry):
@@ -241,10 +259,10 @@ def _value(kind, entry: _Entry, path: str, faults: _Faults):
     if not sections:
         value = _plain(entry)
         if not _accepts(kind, value):
-            faults.append(f"{entry.where}: {path} is {value!r}. Give {_describe(kind)}.{_hint(kind, value)}")
+            faults.append(f"{entry.where}: {path} is {_shown(value)}. Give {_describe(kind)}.{_hint(kind, value)}")
         return value
     if not isinstance(entry.value, dict):
-        faults.append(f"{entry.where}: {path} is {_plain(entry)!r}. Write a mapping of keys to values.")
+        faults.append(f"{entry.where}: {path} is {_shown(entry)}. Write a mapping of keys to values.")
         return None
     if len(sections) == 1:
         return _section(sections[0], entry, path + ".", faults)
@@ -252,7 +270,7 @@ def _value(kind, entry: _Entry, path: str, faults: _Faults):
     name = entry.value.get("name")
     chosen = by_name.get(name.value) if name is not None and isinstance(name.value, str) else None
     if chosen is None:
-        found = "missing" if name is None else repr(_plain(name))
+        found = "missing" if name is None else _shown(name)
         hint = _hint(typing.Literal[tuple(by_name)], name.value) if name is not None else ""
         faults.append(f"{(name or entry).where}: {path}.name is {found}. Give one of {', '.join(by_name)}.{hint}")
         return None

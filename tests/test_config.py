@@ -121,6 +121,19 @@ def test_what_is_no_single_mapping_is_refused(write, text, words):
     refused(lambda: cfg.load(write(text)), *words)
 
 
+def test_aliases_of_aliases_and_endless_nesting_are_refused_in_no_time(write):
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    refused(lambda: cfg.load(write("\n".join(lines))), "run.yaml:", "more than 100000 values, aliases written out")
+    refused(lambda: cfg.load(write("[" * 5000 + "]" * 5000)), "no YAML", "recursion")
+
+
+def test_a_message_shows_no_more_of_a_wrong_value_than_helps(write):
+    text = refused(lambda: cfg.load(write("word " * 10_000)), "the file holds 'word word", "... Write a mapping of keys to values.")
+    assert len(text) < 500
+    refused(lambda: cfg.load(write("include: {a: b}\n")), "include holds {'a': 'b'}.")
+    refused(lambda: cfg.load(write("? [1, 2]\n: 3\n")), ":1: a key is a list or a mapping. Keys are words.")
+
+
 def test_an_unreadable_or_missing_file_is_refused(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"a: \xff\n")
     refused(lambda: cfg.load(tmp_path / "latin.yaml"), "latin.yaml", "UTF-8")
