@@ -23,8 +23,8 @@ from ..errors import CheckpointError
 from ..runtime.state import State
 from ..runtime.versions import kernels_digest, package_version
 from .folder import FILE, on_disk, sync
-from .format import (CHECKSUM, CONTENTS, FORMAT, FORMAT_VERSION, LIBVER, PROVENANCE, STATE, Description, contents_checksum, describe,
-                     read_description)
+from .format import (CHECKSUM, CONTENTS, FORMAT, FORMAT_VERSION, LIBVER, PROVENANCE, STATE, Dataset, Description, contents_checksum, label,
+                     write_attributes)
 from .streaming import Checksum, Checksums, Slices
 
 
@@ -36,7 +36,8 @@ class CheckpointFile:
         self._file: h5py.File | None = None
         self._item: h5py.Dataset | None = None
         self._checksum: Checksum | None = None
-        self._pending: list[tuple[str, Checksum]] = []
+        self._written: list[tuple[Dataset, Checksum]] = []
+        self._attributes = {"format": FORMAT, "format_version": FORMAT_VERSION, "step": int(step), "saved_at": time.time()}
         self._fault: CheckpointError | None = None
 
     def create(self, partial: Path) -> None:
@@ -44,22 +45,23 @@ class CheckpointFile:
         self.partial, self.checksums = partial, Checksums()
         with self._disk():
             self._file = h5py.File(partial / FILE, "w", libver=LIBVER, locking=False)
-            self._file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION, "step": self.step, "saved_at": time.time()})
+            write_attributes(self._file, self._attributes)
 
     def begin(self, path: str, b: Bound) -> None:
         """Start a variable: an empty dataset with labels and attributes."""
         if self._file is None or self._fault is not None:
             return
+        dataset = Dataset(path, b.shape, tuple(dim.name for dim in b.dims), np.dtype(b.value.dtype).name,
+                          {"dtype": b.value.dtype, "initializer": repr(b.variable.init), "storage_class": b.variable.storage_class})
         try:
             with self._disk():
-                self._item = self._file.create_dataset(path, b.shape, b.value.dtype)
-                for i, dim in enumerate(b.dims):
-                    self._item.dims[i].label = dim.name
-                self._item.attrs.update({"dtype": b.value.dtype, "initializer": repr(b.variable.init), "storage_class": b.variable.storage_class})
+                self._item = self._file.create_dataset(path, dataset.shape, dataset.dtype)
+                label(self._item, dataset.dims)
+                write_attributes(self._item, dataset.attributes)
         except CheckpointError as fault:
             self._fault = fault
-        self._checksum = self.checksums.of(int(np.prod(b.shape, dtype=np.int64)) * np.dtype(b.value.dtype).itemsize)
-        self._pending.append((path, self._checksum))
+        self._checksum = self.checksums.of(dataset.n_bytes)
+        self._written.append((dataset, self._checksum))
 
     def put(self, block: Slices, array: np.ndarray, slot: list) -> None:
         """Write the next block; ``slot`` is that of its buffer."""
@@ -81,28 +83,35 @@ class CheckpointFile:
         if self._fault is not None:
             raise self._fault
 
-    def finish(self, values: dict, texts: dict[str, str]) -> tuple[Description, float]:
-        """Add checksums, counters and texts, close, bring to disk; return the description as read back and the seconds waited for checksums."""
+    def finish(self, values: dict, texts: dict[str, str]) -> float:
+        """Add checksums, counters and texts, close, bring to disk; return the seconds waited for checksums.
+
+        The checksum over the contents is of what was meant to be written: reading the file again finds what was not.
+        """
         start = time.perf_counter()
-        checksums = [(path, checksum.hexdigest()) for path, checksum in self._pending]
+        for dataset, checksum in self._written:
+            dataset.attributes[CHECKSUM] = checksum.hexdigest()
         waited_s = time.perf_counter() - start
         self._end_checksums()
-        texts[PROVENANCE] = json.dumps({**json.loads(texts[PROVENANCE]), "variables": [path for path, _ in checksums]}, indent=1)
+        datasets = [dataset for dataset, _ in self._written]
+        texts[PROVENANCE] = json.dumps({**json.loads(texts[PROVENANCE]), "variables": [d.path for d in datasets]}, indent=1)
+        values = {key: np.asarray(value) for key, value in values.items()}
+        path = self.partial / FILE
+        meant = Description(path, self._attributes, datasets, {key: value.item() for key, value in values.items()}, texts)
         with self._disk():
-            for path, checksum in checksums:
-                self._file[path].attrs[CHECKSUM] = checksum
+            for dataset in datasets:
+                write_attributes(self._file[dataset.path], {CHECKSUM: dataset.attributes[CHECKSUM]})
             for key, value in values.items():
-                self._file[f"{STATE}/{key}"] = value
+                self._file.create_dataset(f"{STATE}/{key}", data=value)
             for key, text in texts.items():
                 self._file.create_dataset(key, data=text, dtype=h5py.string_dtype())
-            path = self.partial / FILE
-            self._file.attrs[CONTENTS] = contents_checksum(read_description(path, self._file))
+            write_attributes(self._file, {CONTENTS: contents_checksum(meant)})
             self._file.flush()
             self._file.close()
             self._file = None
             sync(path)
             _forget(path)
-        return describe(path), waited_s
+        return waited_s
 
     def discard(self) -> None:
         """Close and remove the file and its folder, unless it has been published: then there is none under this name."""

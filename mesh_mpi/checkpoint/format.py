@@ -14,6 +14,7 @@ file that was cut short or changed is recognised before any of it is used.
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ FORMAT, FORMAT_VERSION = "mesh_mpi checkpoint", 1
 TOKENS = "mesh_mpi tokens"
 LIBVER = ("earliest", "v110")  # readable by every HDF5 from 1.10 on
 STATE, CONFIGURATION, PROVENANCE = "state", "configuration", "provenance"
-CHECKSUM, CONTENTS = "checksum", "contents_checksum"
+CHECKSUM, CONTENTS, LABELS = "checksum", "contents_checksum", "DIMENSION_LABELS"
 
 
 class Dataset(NamedTuple):
@@ -105,14 +106,24 @@ def describe(path) -> Description:
         raise CheckpointError(f"checkpoint {path}: it was not finished, the attribute {CONTENTS} is missing. Use another checkpoint.")
     computed = contents_checksum(found)
     if computed != found.attributes[CONTENTS]:
-        raise CheckpointError(f"checkpoint {path}: its contents were changed: {len(found.datasets)} variables, counters and texts have checksum "
-                              f"{computed} and {found.attributes[CONTENTS]} was saved. Use another checkpoint.")
+        raise CheckpointError(f"checkpoint {path}: its contents were changed{_missing(found)}: names, shapes, attributes, counters and texts have "
+                              f"checksum {computed} and {found.attributes[CONTENTS]} was saved. Use another checkpoint.")
     return found
+
+
+def _missing(found: Description) -> str:
+    """Return which variables the file lacks, by the list in its provenance."""
+    try:
+        names = json.loads(found.texts[PROVENANCE])["variables"]
+        lost = sorted(set(names) - {d.path for d in found.datasets})
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return f", {', '.join(lost)} {'are' if len(lost) > 1 else 'is'} missing" if lost else ""
 
 
 def read_description(path: Path, file: h5py.File) -> Description:
     """Describe an open file, whole or not. Raises CheckpointError for another format or version."""
-    attributes = {name: _plain(value) for name, value in file.attrs.items()}
+    attributes = read_attributes(file)
     kind, version = attributes.get("format"), attributes.get("format_version")
     if kind not in (FORMAT, TOKENS):
         raise CheckpointError(f"checkpoint {path}: its format is {kind!r} and not {FORMAT!r} or {TOKENS!r}. Give a file that mesh-mpi wrote.")
@@ -130,8 +141,9 @@ def read_description(path: Path, file: h5py.File) -> Description:
         elif name.startswith(STATE + "/"):
             values[name.split("/", 1)[1]] = item[()].item()
         else:
-            datasets.append(Dataset(name, item.shape, tuple(d.label for d in item.dims), item.dtype.name,
-                                    {k: _plain(v) for k, v in item.attrs.items() if k != "DIMENSION_LABELS"}))
+            found = read_attributes(item)
+            labels = found.pop(LABELS, [""] * item.ndim)
+            datasets.append(Dataset(name, item.shape, tuple(labels), item.dtype.name, found))
 
     file.visititems(visit)
     return Description(path, attributes, datasets, values, texts)
@@ -160,5 +172,36 @@ def saved_at(path: Path) -> float:
         return next((p.stat().st_mtime for p in (path, path.parent) if p.exists()), 0.0)
 
 
-def _plain(value):
-    return value.item() if isinstance(value, np.generic) else value
+def read_attributes(item) -> dict:
+    """Return the attributes of an object as numbers, texts, and lists of texts."""
+    found = {}
+    for i in range(h5py.h5a.get_num_attrs(item.id)):
+        attribute = h5py.h5a.open(item.id, index=i)
+        name, dtype = attribute.name.decode(), attribute.dtype
+        if dtype.kind == "O" or attribute.shape:  # few of these: the slower, general way
+            value = item.attrs[name]
+            found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+            continue
+        value = np.zeros((), dtype)
+        attribute.read(value)
+        found[name] = value.item().decode() if dtype.kind == "S" else value.item()
+    return found
+
+
+def write_attributes(item, attributes: dict[str, int | float | str]) -> None:
+    """Add attributes: texts of fixed length, integers of 64 bits, floats. (``item.attrs`` takes 5 times as long: 0.2 s for 160 variables.)"""
+    for name, value in attributes.items():
+        raw = np.array(value.encode() if isinstance(value, str) else value)
+        kind = h5py.h5t.py_create(raw.dtype, logical=True)
+        if isinstance(value, str):
+            kind.set_cset(h5py.h5t.CSET_UTF8)
+        h5py.h5a.create(item.id, name.encode(), kind, h5py.h5s.create(h5py.h5s.SCALAR)).write(raw, mtype=kind)
+
+
+def label(item, names: tuple[str, ...]) -> None:
+    """Name the dimensions of a dataset as HDF5's dimension labels."""
+    if names:
+        dtype = h5py.string_dtype("ascii")
+        kind = h5py.h5t.py_create(dtype, logical=True)
+        attribute = h5py.h5a.create(item.id, LABELS.encode(), kind, h5py.h5s.create_simple((len(names),)))
+        attribute.write(np.array(names, dtype), mtype=kind)

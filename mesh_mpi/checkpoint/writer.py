@@ -19,7 +19,7 @@ from ..runtime.agreement import on_every_rank, on_rank_0
 from ..runtime.state import State
 from . import folder as folders
 from .file import CheckpointFile, provenance
-from .format import CONFIGURATION, PROVENANCE, saved_at
+from .format import CONFIGURATION, PROVENANCE, describe, saved_at
 from .integrity import verify_arrays
 from .streaming import blocks, extent, overlap, within
 
@@ -62,8 +62,9 @@ def save(state: State, run_dir, step: int, counters: Mapping[str, int | float] |
             _stream(state, name, file)
             on_rank_0(machine, operation, file.refuse_if_failed)
         texts = {CONFIGURATION: config_text, PROVENANCE: provenance(state) if machine.rank == 0 else ""}
-        description, checksum_s = on_rank_0(machine, operation, lambda: file.finish(values, texts))
+        checksum_s = on_rank_0(machine, operation, lambda: file.finish(values, texts))
         written = time.perf_counter()
+        description = on_rank_0(machine, operation, lambda: describe(file.partial))
         verify_arrays(machine, description, n_readers=1)
         verified = time.perf_counter()
         n_bytes = on_rank_0(machine, operation, lambda: description.path.stat().st_size)
