@@ -155,7 +155,7 @@ def contents_checksum(found: Description) -> str:
     lines += [f"{d.path} {d} {d.dtype} {sorted(d.attributes.items())!r}" for d in sorted(found.datasets)]
     lines += [f"{k}={v!r}" for k, v in sorted(found.values.items())]
     lines += [f"{k}={v}" for k, v in sorted(found.texts.items())]
-    return text_digest(*lines)
+    return text_digest(*(line.encode(errors="backslashreplace").decode() for line in lines))  # damaged texts may not encode
 
 
 def read_configuration(path) -> str:
@@ -204,4 +204,4 @@ def label(item, names: tuple[str, ...]) -> None:
         dtype = h5py.string_dtype("ascii")
         kind = h5py.h5t.py_create(dtype, logical=True)
         attribute = h5py.h5a.create(item.id, LABELS.encode(), kind, h5py.h5s.create_simple((len(names),)))
-        attribute.write(np.array(names, dtype), mtype=kind)
+        attribute.write(np.array(names, dtype), mtype=h5py.h5t.py_create(dtype))
