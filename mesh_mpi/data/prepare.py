@@ -66,7 +66,7 @@ def prepare(inputs: Sequence[str], output: str | Path, length: int, vocabulary: 
         packers = [Packer(length, vocab, writer.write) for writer in writers]
         _feed(texts, packers, held_out, progress)
         statistics = [packer.finish() for packer in packers]
-        _check_documents(inputs, statistics, held_out)
+        _check_documents(statistics, held_out)
         for writer, its, part in zip(writers, statistics, ("train", "valid")):
             writer.close(vocab, its, _provenance(texts, part, held_out, any_bytes))
         for writer in writers:
@@ -143,10 +143,8 @@ def _check_length(length: int) -> None:
         raise DataError(f"prepare: rows of length {length}. Give a length from 2 to {MAX_LENGTH:,}.")
 
 
-def _check_documents(inputs: Sequence[str], statistics: Sequence[Statistics], held_out: HeldOut) -> None:
+def _check_documents(statistics: Sequence[Statistics], held_out: HeldOut) -> None:
     counts = [its.n_documents for its in statistics]
-    if not sum(counts):
-        raise DataError(f"prepare: {', '.join(inputs)}: only blank lines, no document. Give text.")
     if 0 in counts:
         raise DataError(f"prepare: of {sum(counts)} documents, {counts[1]} are held out at a fraction of {float(held_out.fraction):g}, and each part needs "
                         "one. Put blank lines between documents, or choose another fraction.")

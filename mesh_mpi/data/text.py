@@ -131,7 +131,7 @@ def pieces(text: Text, progress: Callable[[Text], None] = lambda text: None) -> 
     ``progress`` is called after each block.
     """
     waiting = b"\n\n"  # as if blank lines stood before and after: no special cases
-    is_open = False
+    is_open = found = False
     for block in text.blocks():
         data = waiting + block
         n = len(data.rstrip())
@@ -140,8 +140,11 @@ def pieces(text: Text, progress: Callable[[Text], None] = lambda text: None) -> 
             n, waiting = _squeezed(waiting, n)
         if n:
             piece, is_open = _cut(data[:n], is_open)
+            found = True
             yield piece
         progress(text)
+    if not found:
+        raise DataError(f"prepare: {text.name} holds only blank lines, no document. Give text.")
     piece, _ = _cut(waiting + b"\n\n", is_open)
     if len(piece.parts) > 1:
         yield piece
