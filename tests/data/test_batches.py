@@ -1,16 +1,19 @@
 """Batches: a function of seed, step and row, on any mesh, read ahead or not."""
 
+import json
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from mpi_runner import import_path, run_group, run_ranks
 
 import mesh_mpi as mm
 from mesh_mpi.config import parse
 from mesh_mpi.data.batches import Batches
 from mesh_mpi.data.prefetch import Prefetch
-from mesh_mpi.data.prepare import bundled_rows
+from mesh_mpi.data.prepare import bundled_rows, prepare
 from mesh_mpi.data.rows import FEEDS
 from mesh_mpi.errors import DataError, ShapeError
 
@@ -177,3 +180,33 @@ def test_an_exception_on_the_thread_reaches_the_caller_where_its_step_is_asked_f
 def test_an_empty_batch_is_refused(tokens):
     with pytest.raises(ShapeError, match="0 sequences"):
         Batches(tokens, 0, 1)
+
+
+SCRIPT = """
+import json, sys
+import mesh_mpi as mm
+from mesh_mpi.config import parse
+from mesh_mpi.data.batches import Batches
+from mesh_mpi.data.source import open_rows
+from mesh_mpi.training.step import build
+
+config = parse(json.loads({config!r}))
+rows = open_rows(config.data.train, "train", config.model.length, config.model.vocab_size)
+training = build(config)
+state = mm.State(training.programs, seed=0)
+with Batches(rows, config.n_sequences, config.seed, prefetch=config.data.prefetch) as batches:
+    batches.start(1)
+    losses = [training.run_step(state, step, batches.feeds(step)).loss for step in (1, 2, 3)]
+mm.say("losses " + repr(losses))
+"""
+
+
+@pytest.mark.parametrize("mesh, layout", [("data:2", "batch:data"), ("model:2", "heads:model;d_ff:model;vocab:model")])
+def test_two_ranks_that_read_one_token_file_train_as_the_simulated_ones(mesh, layout, tmp_path):
+    prepare(["bundled:sotu"], tmp_path / "sotu.h5", LENGTH)
+    config = {**CONFIG, "mesh_shape": mesh, "layout": layout, "data": {"train": str(tmp_path / "sotu.h5")}}
+    script = SCRIPT.format(config=json.dumps(config))
+    two = run_ranks(2, script, timeout=90).check()
+    one = run_group([sys.executable, "-c", script], 90, import_path()).check()
+    lines = [[line for line in done.stderr.splitlines() if line.startswith("losses")] for done in (two, one)]
+    assert len(lines[0]) == 1 and lines[0] == lines[1]
