@@ -1,7 +1,8 @@
 """The decoder-only language model: pre-norm residual layers of causal self-attention and feed-forward.
 
-Invariant: the residual stream is [batch, length, d_model]. Attention calls the sequence query_length and memory_length, the feed-forward
-ffn_length, the softmax loss_length, so that each of these regions may be laid out by a rule of its own; where the rules agree, renaming is free.
+Invariant: the residual stream is [batch, length, d_model]. The look-up calls the sequence embedding_length, attention query_length and
+memory_length, the feed-forward ffn_length, the softmax loss_length, so that each of these regions may be laid out by a rule of its own;
+where the rules agree, renaming is free.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class LanguageModel:
         length = inputs.shape.get("length")
         if length is None:
             raise DimensionError(f"LanguageModel: the inputs are {inputs.shape}. Give [batch, length].")
-        x = self.embedding(inputs) + (self.positions(length) if positions is None else self.positions.at(positions))
+        looked_up = rename(self.embedding(rename(inputs, {"length": "embedding_length"})), {"embedding_length": "length"})
+        x = looked_up + (self.positions(length) if positions is None else self.positions.at(positions))
         x = self.embedding_dropout(x, masks)
         for layer in self.layers:
             x = layer(x, masks, segments)
