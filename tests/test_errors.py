@@ -73,6 +73,17 @@ def test_two_dimensions_that_meet_on_an_axis_only_inside_an_operation_are_refuse
                     "Split only one of them there, or rename one (mm.rename) around this operation.")
 
 
+def test_two_dimensions_that_meet_in_many_tensors_are_one_fault():
+    x = mm.placeholder("x", [BATCH, IO])
+    w = mm.Variable("w", [IO, HIDDEN])
+    y = mm.einsum([mm.relu(x) * 2.0, w], [BATCH, HIDDEN])
+    text = message(LayoutError, lambda: mm.compile({"y": y}, mesh_shape="m:2;n:2", layout="batch:m;io:m;hidden:m"))
+    assert [line.partition(". ")[0] for line in text.splitlines()] == [
+        "layout: tensor x[batch=8, io=4] and 2 more have two dimensions on axis 'm', batch=8 and io=4",
+        "layout: tensor w[io=4, hidden=6] has two dimensions on axis 'm', io=4 and hidden=6",
+        "layout: tensor einsum[batch=8, hidden=6] has two dimensions on axis 'm', batch=8 and hidden=6"]
+
+
 def test_two_dimensions_that_never_meet_may_share_an_axis():
     assert compile_product(mesh_shape="model:2", layout="batch:model").collectives() == []
     a, b = mm.placeholder("a", [BATCH]), mm.placeholder("b", [IO])

@@ -97,23 +97,24 @@ def _indivisible(rules, dims) -> list[str]:
 
 
 def _conflicts(rules, operations) -> list[str]:
-    faults = []
+    """Return one fault for each pair of dimensions that meet on an axis, shown by the first tensor; inside operations only if no tensor has one."""
+    tensors: dict[tuple, list] = {}
+    stored, inside = [], []
     for op in operations:
         for t in op.outputs:
             found = rules.conflict(op.rules, t.shape)
             if found:
-                faults.append(_two_on_one(f"tensor {t!r}", found))
+                tensors.setdefault(found, []).append(t)
             elif isinstance(t, Variable):
-                faults += _stored_conflict(rules, t)
-        if not faults:
+                stored += _stored_conflict(rules, t)
+        if not tensors and not stored:
             space = op.definition.space(op)
             found = rules.conflict(op.rules, space.dims, space.whole)
             if found:
-                faults.append(_two_on_one(f"operation {op!r} of {', '.join(map(repr, op.inputs))}", found))
-        if len(faults) >= 20:
-            faults.append("... and perhaps more.")
-            break
-    return faults
+                inside.append(_two_on_one(f"operation {op!r} of {', '.join(map(repr, op.inputs))} has", found))
+    faults = [_two_on_one(f"tensor {first!r} has" if not more else f"tensor {first!r} and {len(more)} more have", found)
+              for found, (first, *more) in tensors.items()]
+    return faults + stored or inside[:1]
 
 
 def _stored_conflict(rules, variable: Variable) -> list[str]:
@@ -128,4 +129,4 @@ def _stored_conflict(rules, variable: Variable) -> list[str]:
 
 def _two_on_one(what: str, found) -> str:
     a, b, axis = found
-    return f"layout: {what} has two dimensions on axis {axis!r}, {a} and {b}. Split only one of them there, or rename one (mm.rename) around this operation."
+    return f"layout: {what} two dimensions on axis {axis!r}, {a} and {b}. Split only one of them there, or rename one (mm.rename) around this operation."
