@@ -136,6 +136,8 @@ def _override(text: str, faults: _Faults) -> dict[str, _Entry]:
         faults.append(f"{where}: is no key=value. Write for example train.steps=100.")
         return {}
     entry = _compose(value, where, faults)
+    if isinstance(entry.value, dict) and not value.lstrip().startswith(("{", "&", "!")):
+        entry = _Entry(value, where)  # layout=batch: is a text that went wrong, not a mapping
     entry.where = where
     for word in reversed(key.strip().split(".")):
         entry = _Entry({word: entry}, where)

@@ -149,6 +149,11 @@ def test_overrides_lie_on_top_and_later_ones_win(write):
     refused(lambda: cfg.load(write(TEXT), ["seed.x=1"]), "override 'seed.x=1': seed is {'x': 1}")
 
 
+def test_an_override_that_looks_like_a_mapping_without_braces_is_text(write):
+    refused(lambda: cfg.load(write(TEXT), ["layout=batch:"]), "override 'layout=batch:': layout: 'batch:' in 'batch:' is no dimension:axis")
+    assert cfg.load(write(TEXT), ["model={d_model: 16}"]).model.d_model == 16
+
+
 def test_null_and_an_empty_override_mean_the_default(write):
     config = cfg.load(write(TEXT), ["mesh_shape=", "layout=null", "model.norm="])
     assert (config.mesh_shape, config.layout, config.model.norm) == ("", "", "rms")
