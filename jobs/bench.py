@@ -70,26 +70,28 @@ def run(arguments: argparse.Namespace) -> int:
 
     overrides = [*arguments.overrides, *([f"bench.steps={arguments.steps}"] if arguments.steps is not None else [])]
     config = load(arguments.config, overrides)
+    from mesh_mpi.training.step import build  # after the configuration: its errors need no compiler
+
+    training = build(config)  # before the ranks are counted: a fault of the layout has one text, with a launcher and without
     mesh = Mesh(config.mesh_shape)
     if mesh.size > 1 and launcher_rank() is None:
         raise LaunchError(f"bench: mesh {mesh} needs {mesh.size} ranks and this is one process. Add -n {mesh.size}, or mesh_shape= for one rank.")
-    figures = measure(open_step(config), config)
+    figures = measure(open_step(training), config)
     if is_speaker():
         print(f"bench {arguments.config}: {describe(figures)}")
         print(json.dumps(figures), flush=True)
     return 0
 
 
-def open_step(config) -> Step:
-    """Bind the training step of a configuration to this process's machine; memory counts from here, MPI, one product and one reduction done."""
+def open_step(training) -> Step:
+    """Bind a compiled training step to this process's machine; memory counts from here, MPI, one product and one reduction done."""
     from mesh_mpi.mesh import Mesh
     from mesh_mpi.runtime.machine import choose_machine
     from mesh_mpi.training.measure import MeasuredStep
-    from mesh_mpi.training.step import build
 
-    product_rate(choose_machine(Mesh(config.mesh_shape)).maxima, repeats=1)
+    product_rate(choose_machine(Mesh(training.config.mesh_shape)).maxima, repeats=1)
     before = resident_now_bytes()
-    step = MeasuredStep(build(config))
+    step = MeasuredStep(training)
     step.resident_before_bytes = before
     return step
 
