@@ -46,6 +46,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=CONFIG["train"]["steps"], metavar="N", help="steps to take (default %(default)s)")
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps is {arguments.steps}. Take at least 1.")
     config = parse(CONFIG)
     text = read_bytes(Path(mm.__file__).parent / "data" / "sotu.txt.gz")
     train, held_out = text[:-HELD_OUT_BYTES], text[-HELD_OUT_BYTES:]

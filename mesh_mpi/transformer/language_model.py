@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..config import Config
 from ..dims import Dimension
 from ..errors import DimensionError
-from ..graph.scope import scope
+from ..graph.scope import inside, scope, scoped
 from ..graph.tensor import Tensor
 from ..layers import Dropout, Embedding, FeedForward, LayerNorm, LearnedPositions, Masks, RMSNorm, SelfAttention, residual
 from ..ops import cast, cross_entropy, full, greater_equal, logical_and, not_equal, reduce_sum, rename
@@ -31,6 +31,7 @@ class _Layer:
 
     def __init__(self, lm: LanguageModel, name: str):
         m, t = lm.model, lm.dtype
+        self.path = scoped(name)
         with scope(name):
             self.attention_norm = lm.norm("attention_norm")
             self.attention = SelfAttention(lm.d_model, lm.heads, lm.d_kv, "attention", m.attention_dropout_rate, True, m.biases, dtype=t)
@@ -40,8 +41,9 @@ class _Layer:
             self.feed_forward_dropout = Dropout(m.dropout, "feed_forward_dropout", dtype=t)
 
     def __call__(self, x: Tensor, masks: Masks | None, segments: Tensor | None) -> Tensor:
-        x = residual(x, self.attention_norm, lambda y: self.attention(y, masks, segments), self.attention_dropout, masks)
-        return residual(x, self.feed_forward_norm, lambda y: self.feed_forward(y, masks), self.feed_forward_dropout, masks)
+        with inside(self.path):
+            x = residual(x, self.attention_norm, lambda y: self.attention(y, masks, segments), self.attention_dropout, masks)
+            return residual(x, self.feed_forward_norm, lambda y: self.feed_forward(y, masks), self.feed_forward_dropout, masks)
 
 
 class LanguageModel:

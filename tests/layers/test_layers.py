@@ -119,7 +119,8 @@ def attention_reference(x, state, segments=None):
     return np.einsum("bthk,hkd->btd", np.einsum("bhts,bshk->bthk", p, v), state.read("attention/o/weight"))
 
 
-@pytest.mark.parametrize(("mesh", "layout"), [("", ""), ("model:2", "heads:model"), ("data:2;model:2", "batch:data;heads:model"), ("p:2", "length:p"), ("p:2", "query_length:p")])
+@pytest.mark.parametrize(("mesh", "layout"), [("", ""), ("model:2", "heads:model"), ("data:2;model:2", "batch:data;heads:model"),
+                                              ("p:2", "length:p"), ("p:2", "query_length:p")])
 def test_self_attention_is_causal_and_scaled(mesh, layout):
     layer = SelfAttention(D, H, K, dtype=T)
     y, state = value(layer(x_tensor()), mesh, layout, x=X)

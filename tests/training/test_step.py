@@ -114,6 +114,15 @@ def test_data_parallel_reduces_the_gradients_once():
     assert not first and not more and sum(r.payload_bytes for r in apply) == payload
 
 
+def test_split_slots_cost_one_scatter_and_one_gather_of_each_variable_and_the_norm_scalars_only():
+    program = build(configuration("data:2", storage={"optimizer": "d_model:data"})).step_program
+    by_name = {}
+    for r in program.collectives():
+        by_name.setdefault(r.name, []).append(r.payload_bytes)
+    assert sum(by_name["reduce_scatter"]) == sum(by_name["allgather"]) == 8 * program.n_parameters
+    assert sum(by_name["allreduce"]) == 8 * 3  # loss, count and norm
+
+
 def test_a_step_that_is_not_finite_leaves_every_variable_to_the_bit():
     for k in (1, 2):
         training = build(configuration(microbatches=k))
