@@ -26,7 +26,7 @@ from .errors import ConfigError, MeshMpiError, nearest
 from .layout import STORAGE_CLASSES, Rules
 from .mesh import Mesh
 
-__all__ = ["Config", "find", "load", "parse", "to_yaml"]
+__all__ = ["Config", "find", "load", "loads", "parse", "to_yaml"]
 
 _SCALARS = (
     (re.compile(r"|~|null|Null|NULL"), lambda text: None),
@@ -72,6 +72,20 @@ def load(path, overrides: Sequence[str] = ()) -> Config:
     tree = _read(find(path), faults, ())
     for text in overrides:
         _merge(tree.value, _override(text, faults))
+    return _build(tree, faults)
+
+
+def loads(text: str, source: str, overrides: Sequence[str] = ()) -> Config:
+    """Return the configuration in YAML ``text``, which messages call ``source``, without includes, with ``key=value`` overrides on top.
+
+    Raises ConfigError with every fault found.
+    """
+    faults = _Faults()
+    tree = _compose(text, source, faults)
+    if not isinstance(tree.value, dict):
+        raise ConfigError(f"config: {source} holds no configuration. Give one that does, a mapping of keys to values.")
+    for override in overrides:
+        _merge(tree.value, _override(override, faults))
     return _build(tree, faults)
 
 

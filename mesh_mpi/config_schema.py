@@ -183,6 +183,7 @@ class Train(Section):
     log_every: Number = 10  # steps between lines of the log
     keep_last: Count = 3  # so many newest checkpoints are kept
     keep_every: Number = 0  # and those whose step is a multiple of this
+    tensorboard: bool = False  # figures also as event files in run_dir/tensorboard (the extra tensorboard)
     max_bad_steps: Number = 10  # the run ends after so many steps in a row whose gradient is not finite; 0: it goes on
 
 

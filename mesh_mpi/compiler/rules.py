@@ -20,7 +20,7 @@ class PlacementRules:
         self.mesh, self.layout, self.storage, self.strict = mesh, layout, storage, strict
         self._axes: dict[str, dict[str, tuple[str, ...]]] = {}
         self._placements: dict[tuple, Placement] = {}
-        for name in ("compute", "accumulator", *STORAGE_CLASSES):
+        for name in ("compute", "accumulator", "cache", *STORAGE_CLASSES):
             axes = {d: layout.axes_of(d)[:1] for d, _ in layout.pairs}
             for d, a in storage.get(name, Rules()).pairs:
                 if a not in axes.get(d, ()):

@@ -64,7 +64,8 @@ def placeholder(name: str, dims=(), dtype: str = "float32") -> Tensor:
 class Variable(Tensor):
     """A value that a State keeps between runs; its full name is the scope path and ``name``.
 
-    ``storage_class`` is the class of ``storage`` rules that places it: ``parameters`` or ``optimizer``.
+    ``storage_class`` is the class of ``storage`` rules that places it: ``parameters`` or ``optimizer``; ``cache`` (of keys and values) lies as
+    the layout says.
     """
 
     __slots__ = ("init", "storage_class", "trainable", "full_name")

@@ -3,6 +3,7 @@
 Invariant: a layer speaks of named dimensions and global sizes only; it neither knows a mesh nor a rank.
 """
 
+from .attention import KeysValues as KeysValues
 from .attention import SelfAttention as SelfAttention
 from .dense import Dense as Dense
 from .dropout import Dropout as Dropout

@@ -11,7 +11,7 @@ from ..errors import DimensionError
 from ..graph.initializers import normal
 from ..graph.tensor import Tensor
 from ..graph.variable import Variable
-from ..ops import einsum, embedding, rename
+from ..ops import einsum, embedding, rename, slice_at
 from ..ops import slice as slice_of
 from .layer import Layer, rest
 
@@ -75,6 +75,16 @@ class LearnedPositions(Layer):
         """
         with self.inside():
             return embedding(self.table, positions, self.max_length)
+
+    def one(self, at: Tensor) -> Tensor:
+        """Return the row of one position, whose number a program is fed.
+
+        Shape   at: an integer scalar -> [dim].
+        Comm    none; the table is gathered where ``max_length`` is split.
+        Raises  DtypeError if ``at`` is no integer scalar.
+        """
+        with self.inside():
+            return slice_at(self.table, self.max_length, at)
 
     def __call__(self, length: Dimension) -> Tensor:
         """Return the rows of the positions of ``length``; shapes and communication as the class says."""

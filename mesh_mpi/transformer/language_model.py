@@ -15,6 +15,7 @@ from ..errors import DimensionError
 from ..graph.scope import inside, scope, scoped
 from ..graph.tensor import Tensor
 from ..layers import Dropout, Embedding, FeedForward, LayerNorm, LearnedPositions, Masks, RMSNorm, SelfAttention, residual
+from ..layers.layer import renamed
 from ..ops import cast, cross_entropy, full, greater_equal, logical_and, not_equal, reduce_sum, rename
 
 
@@ -71,6 +72,33 @@ class LanguageModel:
         kind = LayerNorm if self.model.norm == "layer" else RMSNorm
         return kind(self.d_model, name, self.model.norm_eps, dtype=self.dtype)
 
+    def embedded(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Return the residual stream's first value: the symbols' rows and the positions'.
+
+        Shape   inputs, positions [batch, length] of integers -> [batch, length, d_model].
+        Comm    with ``vocab`` split: one reduction of the result.
+        Grad    to the two tables; with ``vocab`` split: no communication.
+        Raises  DimensionError if ``inputs`` has no dimension ``length``, or a longer one than the model.
+        """
+        length = inputs.shape.get("length")
+        if length is None:
+            raise DimensionError(f"LanguageModel: the inputs are {inputs.shape}. Give [batch, length].")
+        looked_up = rename(self.embedding(rename(inputs, {"length": "embedding_length"})), {"embedding_length": "length"})
+        return looked_up + (self.positions(length) if positions is None else self.positions.at(positions))
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the logits of a last residual value: normalised, scaled if so configured, times the softmax's table.
+
+        Shape   x [..., d_model] -> [..., vocab]; ``length`` becomes ``loss_length``.
+        Comm    none, unless ``d_model`` is split.
+        Grad    with ``vocab`` split: one reduction of the gradient of x.
+        Raises  DimensionError if ``x`` lacks ``d_model``.
+        """
+        x = renamed(self.final_norm(x), "length", "loss_length")
+        if self.model.scale_logits:
+            x = x * self.model.d_model**-0.5
+        return self.softmax.logits(x)
+
     def logits(self, inputs: Tensor, masks: Masks | None = None, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Return the scores of the symbol that follows each position; columns from ``vocab_size`` on are padding.
 
@@ -80,24 +108,16 @@ class LanguageModel:
         Grad    two more of the same size a layer, and the sums of the parameters' gradients over the axes that split the batch.
         Raises  DimensionError if ``inputs`` has no dimension ``length``, or a longer one than the model.
         """
-        length = inputs.shape.get("length")
-        if length is None:
-            raise DimensionError(f"LanguageModel: the inputs are {inputs.shape}. Give [batch, length].")
-        looked_up = rename(self.embedding(rename(inputs, {"length": "embedding_length"})), {"embedding_length": "length"})
-        x = looked_up + (self.positions(length) if positions is None else self.positions.at(positions))
-        x = self.embedding_dropout(x, masks)
+        x = self.embedding_dropout(self.embedded(inputs, positions), masks)
         for layer in self.layers:
             x = layer(x, masks, segments)
-        x = rename(self.final_norm(x), {"length": "loss_length"})
-        if self.model.scale_logits:
-            x = x * self.model.d_model**-0.5
-        return self.softmax.logits(x)
+        return self.scores(x)
 
     def loss(self, inputs: Tensor, targets: Tensor, masks: Masks | None = None, segments: Tensor | None = None, training: bool = True,
-             positions: Tensor | None = None) -> LossParts:
+             positions: Tensor | None = None, logit_scale: float = 1.0) -> LossParts:
         """Return the summed cross-entropy of ``targets`` and the number of them that count, before any division.
 
-        Label smoothing and z-loss are as configured in training and off otherwise. Where the configuration's ``loss_denominator`` is
+        Label smoothing and z-loss are as configured in training and off otherwise; logits are multiplied by ``logit_scale``. Where the configuration's ``loss_denominator`` is
         ``all``, the number is that of all positions.
 
         Shape   inputs, targets, segments, positions [batch, length] of integers -> two scalars, and logits [batch, loss_length, vocab].
@@ -109,6 +129,8 @@ class LanguageModel:
         if targets.shape != inputs.shape:
             raise DimensionError(f"LanguageModel: the inputs are {inputs.shape} and the targets {targets.shape}. Give one target a position.")
         logits = self.logits(inputs, masks, segments, positions)
+        if logit_scale != 1.0:
+            logits = logits * logit_scale
         targets = rename(targets, {"length": "loss_length"})
         loss = cross_entropy(logits, targets, self.softmax.vocab, n_valid=self.model.vocab_size, ignore=self.ignore,
                              label_smoothing=self.model.label_smoothing if training else 0.0, z_loss=self.model.z_loss if training else 0.0)
