@@ -145,6 +145,20 @@ def test_the_thread_reads_so_many_steps_ahead_and_no_more():
     ahead.close()
 
 
+def test_what_the_thread_raised_is_raised_once_and_then_the_caller_reads_itself():
+    def read(step, key):
+        if threading.current_thread() is not threading.main_thread() and step == 2:
+            raise DataError("data: on the thread. Wait.")
+        return step
+
+    ahead = Prefetch(read, 3, 1, ["a"])
+    assert ahead.get(1, "a") == 1
+    with pytest.raises(DataError, match="on the thread"):
+        ahead.get(2, "a")
+    assert ahead.get(2, "a") == 2 and not ahead.covers(3, "a")
+    ahead.close()
+
+
 def test_without_prefetch_no_thread_is_started(tokens):
     batches = Batches(tokens, N, 7, prefetch=0)
     batches.start(1, [ALL])
