@@ -25,6 +25,7 @@ from typing import NamedTuple
 from mesh_mpi.errors import LaunchError
 from mesh_mpi.jobs import COMMANDS
 
+MOST_RANKS_A_CORE = 32  # more is a slip of the finger, and takes the machine down
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ABIS = {"Open MPI": ("openmpi", "libmpi.so.40"), "MPICH": ("mpich", "libmpi.so.12"), "Intel MPI": ("impi", "libmpi.so.12")}
 _LIBRARY_PROBE = """
@@ -80,6 +81,10 @@ def prepare(n: int, command: list[str], mpiexec: str | None = None, threads: int
         raise LaunchError(f"launch: --threads is {threads}. Give at least 1, or leave it out.")
     if not command:
         raise LaunchError("launch: no command is given. Write for example: mesh-mpi launch -n 4 -- bench runs/bench_lm.yaml")
+    most = MOST_RANKS_A_CORE * _cores() * _n_nodes(environment)
+    if n > most:
+        raise LaunchError(f"launch: {n} ranks on {_n_nodes(environment)} node(s) of {_cores()} cores are more than {MOST_RANKS_A_CORE} a core. "
+                          f"Give -n {most} at most here, or ask the batch system for more nodes; mesh-mpi explain plans any number without starting it.")
     path, origin = _find_mpiexec(mpiexec or environment.get("MESH_MPI_MPIEXEC"))
     vendor = mpiexec_vendor(path)
     added, said = _fitting_library(path, origin, vendor, environment)

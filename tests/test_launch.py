@@ -172,3 +172,8 @@ def test_the_rank_is_read_from_a_launcher_s_own_variables_only():
     assert launcher_rank({"SLURM_PROCID": "3", "SLURM_STEP_ID": "0"}) == 3
     assert launcher_rank({"PMI_RANK": "1", "PMI_SIZE": "2"}) == 1 and launcher_size({"PMI_RANK": "1", "PMI_SIZE": "2"}) == 2
     assert launcher_size({"OMPI_COMM_WORLD_RANK": "1", "MESH_MPI_WORLD_SIZE": "4", "OMPI_COMM_WORLD_SIZE": "2"}) == 4
+
+
+def test_a_number_of_ranks_that_would_take_the_machine_down_is_refused():
+    with pytest.raises(LaunchError, match="100000 ranks on 1 node.* more than 32 a core"):
+        launch.prepare(100_000, ["train.py"], environment={})
