@@ -14,6 +14,7 @@ GROUP_BYTES = 32 << 20
 def group_reductions(instructions: list[Instruction], extent, bound: int = GROUP_BYTES, live_values=()) -> list[Instruction]:
     """Gather allreduce(sum) instructions over the same axes and element type into groups of at least two; ``live_values`` are needed at the end."""
     n_readers: dict[int, int] = {v.root.number: 1 for v in live_values}
+    reduced = {v.root.number for i in instructions if i.name == "allreduce" for v in i.outputs}  # may lie in a group already
     for instruction in instructions:
         for v in instruction.inputs:
             n_readers[v.root.number] = n_readers.get(v.root.number, 0) + 1
@@ -32,7 +33,7 @@ def group_reductions(instructions: list[Instruction], extent, bound: int = GROUP
         for number in [v.root.number for v in instruction.inputs]:
             if number in member:
                 close(member[number])
-        if not _groupable(instruction, n_readers):
+        if not _groupable(instruction, n_readers) or instruction.inputs[0].root.number in reduced:
             result.append(instruction)
             continue
         key = (instruction.axes, instruction.outputs[0].dtype)

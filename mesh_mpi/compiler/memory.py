@@ -16,13 +16,16 @@ ALIGN = 64
 
 
 class Block:
-    """A piece of the arena (or of a variable): ``start``..``end`` are the first and last instruction that need it."""
+    """A piece of the arena (or of a variable): ``start``..``end`` are the first and last instruction that need it.
 
-    __slots__ = ("size", "start", "end", "offset", "variable")
+    ``is_group``: it holds the members of a grouped reduction side by side.
+    """
+
+    __slots__ = ("size", "start", "end", "offset", "variable", "is_group")
 
     def __init__(self, size: int, start: int, end: int, variable: str = ""):
         self.size, self.start, self.end, self.variable = size, start, end, variable
-        self.offset = -1
+        self.offset, self.is_group = -1, False
 
 
 class MemoryPlan:
@@ -32,6 +35,7 @@ class MemoryPlan:
         self.place: dict[int, tuple[Block, int]] = {}
         self.roots: dict[Block, list[int]] = {}  # the numbers of the roots that lie in a block
         self.blocks: list[Block] = []
+        self.to_group: set[int] = set()  # roots that a grouped reduction moves into its block
         self.arena_bytes = 0
         self.live_bytes = 0
 
@@ -71,6 +75,7 @@ def plan_memory(instructions: list[Instruction], variables, feeds, live_out, upd
     for v in live_out:
         last[v.root.number] = end
     plan = MemoryPlan()
+    plan.to_group = {v.root.number for i in instructions if i.name == "allreduce" and len(i.outputs) > 1 for v in i.inputs}
     for root in variables:
         plan.put(root.number, Block(root.n_bytes, -1, end, root.name))
     for root in feeds:
@@ -169,6 +174,8 @@ def _reusable(plan, instruction, i_out, position, last) -> Block | None:
         if v.root.kind != "temporary" or not _same_view(v, out) or not _may_alias(instruction, i_out, i):
             continue
         block = plan.place[v.root.number][0]
+        if block.is_group and out.root.number in plan.to_group:
+            continue
         if not block.variable and block.end <= position and last[v.root.number] == position \
                 and not any(u.root is v.root and u is not v for u in instruction.inputs) and not _taken(plan, instruction, block, i_out):
             return block
@@ -192,6 +199,7 @@ def _place_group(plan: MemoryPlan, group: Instruction, position: int, last) -> N
     start = min(plan.place[r.number][0].start for r in roots)
     size = sum(r.size * ITEMSIZE[r.dtype] for r in roots)
     block = Block(-(-size // ALIGN) * ALIGN, start, max(last[v.root.number] for v in group.outputs))
+    block.is_group = True
     offset, moved = 0, {}
     for r, out in zip(roots, group.outputs):
         moved[plan.place[r.number][0]] = offset

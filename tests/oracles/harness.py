@@ -215,14 +215,15 @@ def against_differences(sample: Sample) -> list[str]:
     return faults
 
 
-def against_one_rank(sample: Sample, dtype: str, layout: Layout, change: Callable | None = None) -> list[str]:
+def against_one_rank(sample: Sample, dtype: str, layout: Layout, change: Callable | None = None, tolerance: float | None = None,
+                     least_scale: float = 0.0) -> list[str]:
     """Oracles 3 and 4: under a layout every rank has its slice of the 1-rank answer, and moves the bytes that the program states.
 
-    ``change(program)`` plants a fault.
+    ``change(program)`` plants a fault; numbers below ``least_scale`` count as cancelled.
     """
     program = compiled(sample, dtype, layout)
     result = run(change(program) if change else program, arrays_of(sample), poison=change is None)
-    return compare(f"{sample.name} under {layout}", result, _one_rank(_Key(sample), dtype), TOLERANCE[dtype]) + ledger(program, result)
+    return compare(f"{sample.name} under {layout}", result, _one_rank(_Key(sample), dtype), tolerance or TOLERANCE[dtype], least_scale) + ledger(program, result)
 
 
 @cache
@@ -230,13 +231,13 @@ def _one_rank(key: _Key, dtype: str) -> Run:
     return run(compiled(key.sample, dtype, WHOLE), arrays_of(key.sample))
 
 
-def compare(what: str, result: Run, one: Run, tolerance: float) -> list[str]:
+def compare(what: str, result: Run, one: Run, tolerance: float, least_scale: float = 0.0) -> list[str]:
     """Compare every rank's slice with that of a run on one rank."""
     faults = []
     for name, ranks in result.arrays.items():
         whole = one.whole(name)
         for rank, (array, slices) in enumerate(ranks):
-            faults += differences(f"{what}: {name} on rank {rank}", array, whole[slices], tolerance, scale=_scale(whole))
+            faults += differences(f"{what}: {name} on rank {rank}", array, whole[slices], tolerance, scale=max(_scale(whole), least_scale))
     return faults
 
 

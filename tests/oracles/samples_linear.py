@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from oracles.draw import A, B, C, COLUMNS, ROWS, apart, floats, integers
 from oracles.harness import Sample
+from oracles.layouts import Layout
 
 import mesh_mpi as mm
 from mesh_mpi import Dimension
@@ -73,6 +74,9 @@ SAMPLES = [
            lambda a: {"y": a["x"].sum(1) + a["y"].sum(1) + 2 * a["z"]}),
     Sample("a product of two sums", {"x": floats(A, C), "y": floats(B, C)}, lambda t: {"z": mm.reduce_sum(t["x"], "a") * mm.reduce_sum(t["y"], "b")},
            lambda a: {"z": a["x"].sum(0) * a["y"].sum(0)}),
+    Sample("two products whose factors are summed over different axes", {n: floats(B if n[0] == "y" else A, C) for n in ("x1", "x2", "y1", "y2")},
+           lambda t: {f"w{i}": mm.tanh(mm.reduce_sum(t[f"x{i}"], "a")) * mm.reduce_sum(t[f"y{i}"], "b") for i in (1, 2)},
+           lambda a: {f"w{i}": np.tanh(a[f"x{i}"].sum(0)) * a[f"y{i}"].sum(0) for i in (1, 2)}, layouts=(Layout("p:2;q:2", "a:p;b:q"),)),
     Sample("a sum scaled, negated, reshaped and summed again", {"x": floats(A, B, C), "s": floats(A)},
            lambda t: {"y": mm.reduce_sum(mm.neg(mm.reduce_sum(t["x"], "c") * t["s"]) * 0.5, "b")},
            lambda a: {"y": np.sum(-0.5 * a["x"].sum(2) * a["s"][:, None], 1)}),
