@@ -41,6 +41,7 @@ def _extra(in_shapes: Shapes, dtype: str, params: Params, rows: int, columns: in
 
 
 def attention_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``attention`` kernels, array by array."""
     _, n_queries, _, width = in_shapes[0]
     n_memory = in_shapes[1][1]
     rows = score_rows(n_queries, n_memory, itemsize(dtype), params.get("causal", False))
@@ -55,6 +56,7 @@ def attention_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: 
 
 
 def attention_grad_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``attention_grad`` kernels, array by array."""
     _, n_queries, n_heads, width = in_shapes[0]
     rows = score_rows(in_shapes[1][1], n_queries, itemsize(dtype), params.get("causal", False))
     products = product_rows(n_queries, n_heads, width, itemsize(dtype))
@@ -81,6 +83,7 @@ def visible_scores(in_shapes: Shapes, params: Params) -> int:
 
 def _flops(products: int):
     def flops(out_shapes: Shapes, in_shapes: Shapes, params: Params) -> int:
+    """Return the scratch of ``flops`` kernels, array by array."""
         n_batch, _, n_heads, width = in_shapes[0]
         return n_batch * n_heads * visible_scores(in_shapes, params) * (2 * products * width + 5)
 

@@ -56,6 +56,7 @@ class KernelContract:
     version: str = "1"
 
     def scratch_bytes(self, out_shapes: Shapes, in_shapes: Shapes, dtype: Any, params: Params) -> int:
+    """Return the scratch of ``scratch_bytes`` kernels, array by array."""
         """The exact size of the scratch array that the kernel takes; 0 means it takes None."""
         pieces = self.pieces(out_shapes, in_shapes, dtype_name(dtype), params)
         return sum(align(prod(piece.shape) * itemsize(piece.dtype)) for piece in pieces)
@@ -100,10 +101,12 @@ def sizes(shapes: Shapes) -> int:
 
 
 def no_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return no scratch."""
     return ()
 
 
 def no_flops(out_shapes: Shapes, in_shapes: Shapes, params: Params) -> int:
+    """Return 0: the kernel moves only."""
     return 0
 
 
@@ -118,6 +121,7 @@ def all_bytes(out_shapes: Shapes, in_shapes: Shapes, item: int, params: Params) 
 
 
 def output_bytes(out_shapes: Shapes, in_shapes: Shapes, item: int, params: Params) -> int:
+    """Return the bytes of the outputs alone: inputs are not read, or are the outputs' own memory."""
     return item * sizes(out_shapes)
 
 

@@ -42,6 +42,7 @@ def n_work(params: Params) -> int:
 
 
 def pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``elementwise``: temporaries, and work arrays for functions that need them."""
     block = block_elements(prod(out_shapes[0]), params)
     temps = tuple(Piece(f"t{i}", (block,), d) for i, d in enumerate(params.get("temp_dtypes", ())))
     # A work array is as wide as the widest operand, whatever it is used for.

@@ -26,6 +26,7 @@ DRAW_ELEMENTS = 6144
 
 
 def embedding_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``embedding`` kernels, array by array."""
     n_rows, width = out_shapes[0]
     rows = block_rows(n_rows, 0 if width == 0 else 8 * width)
     rows = min(rows, LOOKUP_ROWS)
@@ -37,11 +38,13 @@ def embedding_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: 
 
 
 def dropout_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``dropout`` kernels, array by array."""
     n = min(MASK_ELEMENTS, max(1, prod(out_shapes[0])))
     return (Piece("keep", (n,), "bool"), Piece("mask", (n,), dtype))
 
 
 def initialize_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``initialize`` kernels, array by array."""
     if params["init"]["kind"] in ("zeros", "ones", "constant"):
         return ()
     return tuple(Piece(name, (DRAW_ELEMENTS,), "float64") for name in ("u", "drawn", "r", "num", "den"))

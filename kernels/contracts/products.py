@@ -19,6 +19,7 @@ def accumulate_block(n_rows: int, n_columns: int, item: int) -> tuple[int, int]:
 
 
 def matmul_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``matmul`` kernels, array by array."""
     if not params.get("accumulate", False):
         return ()
     rows, columns = accumulate_block(*out_shapes[0][-2:], itemsize(dtype))

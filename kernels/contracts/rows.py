@@ -35,6 +35,7 @@ def reduce_leaf(n_rows: int, n_columns: int) -> int:
 
 
 def reduce_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``reduce`` kernels, array by array."""
     fn, axes = params["fn"], params["axes"]
     shape = tuple(in_shapes[0])
     if fn not in ("sum", "sum_squares") or not axes or 0 in shape:
@@ -51,12 +52,14 @@ def norm_rows(n_rows: int, width: int, item: int) -> int:
 
 
 def norm_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``norm`` kernels, array by array."""
     n_rows, width = in_shapes[0]
     rows = norm_rows(n_rows, width, itemsize(dtype))
     return (Piece("a", (rows,), dtype), Piece("b", (rows,), dtype))
 
 
 def norm_grad_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``norm_grad`` kernels, array by array."""
     n_rows, width = in_shapes[0]
     rows = norm_rows(n_rows, width, itemsize(dtype))
     depth = tree_depth(n_blocks(n_rows, rows))
@@ -77,11 +80,13 @@ def softmax_rows(n_rows: int, width: int, item: int) -> int:
 
 
 def softmax_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``softmax`` kernels, array by array."""
     rows = softmax_rows(*in_shapes[0], itemsize(dtype))
     return (Piece("a", (rows,), dtype), Piece("b", (rows,), dtype))
 
 
 def softmax_work_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``softmax_work`` kernels, array by array."""
     n_rows, width = in_shapes[0]
     rows = softmax_rows(n_rows, width, itemsize(dtype))
     return (Piece("work", (rows, width), dtype), *softmax_pieces(out_shapes, in_shapes, dtype, params))
@@ -94,6 +99,7 @@ def _row_numbers(n_rows: int, dtype: str, floats: Sequence[str]) -> tuple[Piece,
 
 
 def cross_entropy_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``cross_entropy`` kernels, array by array."""
     n_rows, width = in_shapes[0]
     rows = softmax_rows(n_rows, width, itemsize(dtype))
     vectors = _row_numbers(n_rows, dtype, ("m", "s", "at", "total", "term"))
@@ -103,10 +109,12 @@ def cross_entropy_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, para
 def cross_entropy_grad_pieces(
     out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params
 ) -> tuple[Piece, ...]:
+    """Return the scratch of ``cross_entropy_grad`` kernels, array by array."""
     return _row_numbers(in_shapes[0][0], dtype, ("s", "at", "total"))
 
 
 def finish_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``cross_entropy_finish``: one row of work for each number a row."""
     return _row_numbers(in_shapes[0][0], dtype, ("term",))
 
 

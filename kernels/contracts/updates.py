@@ -28,6 +28,7 @@ def update_elements(n_elements: int, item: int) -> int:
 
 
 def update_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``update`` kernels, array by array."""
     return (Piece("work", (update_elements(prod(out_shapes[0]), itemsize(dtype)),), dtype),)
 
 
@@ -37,6 +38,7 @@ def sums_rows(n_rows: int, n_columns: int, item: int) -> int:
 
 
 def sums_pieces(out_shapes: Shapes, in_shapes: Shapes, dtype: str, params: Params) -> tuple[Piece, ...]:
+    """Return the scratch of ``sums`` kernels, array by array."""
     n_rows, n_columns = in_shapes[0][params["axis0"]], in_shapes[0][params["axis1"]]
     rows = sums_rows(n_rows, n_columns, itemsize(dtype))
     depth = tree_depth(n_blocks(n_rows, rows))

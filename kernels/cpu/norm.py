@@ -89,15 +89,8 @@ def rms_norm_grad(outs: Arrays, ins: Arrays, scratch: np.ndarray | None) -> Call
     return _norm_grad(outs, dy_RD, x_RD, None, rstd_R, scale_D, buffers)
 
 
-def _norm_grad(
-    outs: Arrays,
-    dy_RD: np.ndarray,
-    x_RD: np.ndarray,
-    mean_R: np.ndarray | None,
-    rstd_R: np.ndarray,
-    scale_D: np.ndarray,
-    buffers: dict[str, np.ndarray],
-) -> Callable[[], None]:
+def _norm_grad(outs: Arrays, dy_RD: np.ndarray, x_RD: np.ndarray, mean_R: np.ndarray | None, rstd_R: np.ndarray, scale_D: np.ndarray,
+               buffers: dict[str, np.ndarray]) -> Callable[[], None]:
     """dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy scale; without ``mean_R`` the term mean(g) is absent.
 
     With c = x - mean, what is taken from rstd g is c times one number a row, plus another, so xhat is never made.
