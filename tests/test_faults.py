@@ -85,6 +85,14 @@ def test_a_rank_stuck_outside_the_collectives_is_reported_in_time_with_who_waits
     assert not list(tmp_path.iterdir())
 
 
+def test_a_watchdog_that_can_write_nowhere_says_so_and_still_reports_and_ends_the_job():
+    result, seconds = faulty("time.sleep(600)", MESH_MPI_WATCHDOG_S="2", MESH_MPI_WATCHDOG_DIR="/dev/null/folder")
+    assert result.returncode != 0 and 2 < seconds < 2 + WITHIN_S
+    assert result.stderr.count("warning: the watchdog cannot write in /dev/null/folder: Not a directory.") == 1
+    assert re.search(r"watchdog: rank \d \{[^}]*\} has waited \d\.\d s in its collective number \d+: step, instruction", result.stderr)
+    assert "thread 'mesh_mpi watchdog' failed" not in result.stderr
+
+
 def test_a_rank_that_exits_before_mpi_starts_ends_the_job_in_which_the_others_wait():
     start = time.monotonic()
     result = run_ranks(4, """

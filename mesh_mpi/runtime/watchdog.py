@@ -14,15 +14,18 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ..errors import LaunchError
+from ..log import say
 from ..mesh import Mesh
 from . import abort
 
@@ -58,7 +61,7 @@ class Watchdog(threading.Thread):
         self._seen: tuple[int, str] = (0, "")
         self._since = time.time()
         self._ended = threading.Event()
-        self._reported = False
+        self._reported = self._wrote = False
 
     def run(self) -> None:
         """Write and look until stopped."""
@@ -92,17 +95,25 @@ class Watchdog(threading.Thread):
         if self._reported:
             return False
         self._reported = True
-        with contextlib.suppress(FileExistsError):
+        try:
             with open(self._call, "x") as file:
                 json.dump(self._seen, file)
-            return True
-        self._show_stacks_if_elsewhere()
-        return False
+        except FileExistsError:
+            self._show_stacks_if_elsewhere()
+            return False
+        except FileNotFoundError:
+            return not self._wrote  # a folder that was there is gone: another rank ends the job already
+        except OSError:
+            pass  # a full disk: better two ranks that report than none
+        return True
 
     def _show_stacks_if_elsewhere(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            if tuple(json.loads(self._call.read_text())) != (self.progress.count, self.progress.label):
-                self._show_stacks()
+        try:
+            called_from = tuple(json.loads(self._call.read_text()))
+        except (OSError, ValueError):
+            called_from = None  # its disk was full
+        if called_from != (self.progress.count, self.progress.label):
+            self._show_stacks()
 
     def _show_stacks(self) -> None:
         sys.stderr.write(f"watchdog: Python stacks of {self._who(self.rank)}:\n")
@@ -119,6 +130,7 @@ class Watchdog(threading.Thread):
             temporary = self.folder / f".rank_{self.rank}"
             temporary.write_text(json.dumps(record))
             os.replace(temporary, self._file(self.rank))
+            self._wrote = True
 
     def _report(self) -> None:
         count, label = self._seen
@@ -135,7 +147,7 @@ class Watchdog(threading.Thread):
         try:
             record = json.loads(self._file(rank).read_text())
         except (OSError, ValueError):
-            return "left no file here: it ended, or runs on a node that does not share MESH_MPI_WATCHDOG_DIR"
+            return "left no file here: it ended, or runs on a node that does not share MESH_MPI_WATCHDOG_DIR, or that folder's disk is full"
         silent = time.time() - record["written"]
         dead = f"; its process has been silent for {silent:.1f} s" if silent > 3 * self.period_s + 2 else ""
         if (record["count"], record["label"]) == (count, label):
@@ -145,27 +157,39 @@ class Watchdog(threading.Thread):
         return f"{late}{doing}, since {time.time() - record['since']:.1f} s{dead}"
 
 
-def start_watchdog(progress: Progress, rank: int, n_ranks: int, from_rank_0: Callable[[str], str]) -> Watchdog | None:
-    """Start this rank's watchdog, or return None where it is off. Comm: ``from_rank_0`` spreads the folder's name."""
-    given = os.environ.get("MESH_MPI_WATCHDOG_S", "600")
+def settings(environment: Mapping[str, str] = os.environ) -> tuple[float, bool]:
+    """Return MESH_MPI_WATCHDOG_S and whether the watchdog ends the job. Raises LaunchError for what is no such value."""
+    given, ends = environment.get("MESH_MPI_WATCHDOG_S") or "600", environment.get("MESH_MPI_WATCHDOG_ABORT") or "1"
     try:
         timeout_s = float(given)
     except ValueError:
-        timeout_s = 600.0
+        timeout_s = math.nan
+    if not 0 <= timeout_s < math.inf:
+        raise LaunchError(f"launch: MESH_MPI_WATCHDOG_S is {given!r}. Give the seconds that a rank may wait in a collective, or 0 for no watchdog.")
+    if ends not in ("0", "1"):
+        raise LaunchError(f"launch: MESH_MPI_WATCHDOG_ABORT is {ends!r}. Give 1 to end the job after a report, or 0 to go on waiting.")
+    return timeout_s, ends == "1"
+
+
+def start_watchdog(progress: Progress, rank: int, n_ranks: int, from_rank_0: Callable[[str], str]) -> Watchdog | None:
+    """Start this rank's watchdog, or return None where it is off. Comm: ``from_rank_0`` spreads the folder's name."""
+    timeout_s, ends_job = settings()
     folder = ""
-    if rank == 0 and timeout_s > 0:
+    if rank == 0 and timeout_s > 0 and n_ranks > 1:
         base = os.environ.get("MESH_MPI_WATCHDOG_DIR") or tempfile.gettempdir()
-        with contextlib.suppress(OSError):
+        try:
             os.makedirs(base, exist_ok=True)
             folder = tempfile.mkdtemp(prefix="mesh_mpi_watchdog_", dir=base)
+        except OSError as error:
+            folder = os.path.join(base, f"mesh_mpi_watchdog_{os.getpid()}")
+            say(f"warning: the watchdog cannot write in {base}: {error.strerror}. It will not know where other ranks are. "
+                "Set MESH_MPI_WATCHDOG_DIR to a folder with room.")
     folder = from_rank_0(folder)
-    if not folder or n_ranks == 1:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+    if not folder:
         return None
     with contextlib.suppress(OSError):
         os.makedirs(folder, exist_ok=True)  # on another node the folder is that node's own
-    watchdog = Watchdog(progress, rank, n_ranks, Path(folder), timeout_s, os.environ.get("MESH_MPI_WATCHDOG_ABORT", "1") != "0")
+    watchdog = Watchdog(progress, rank, n_ranks, Path(folder), timeout_s, ends_job)
     watchdog.start()
     abort.at_leave(watchdog.stop)
     return watchdog

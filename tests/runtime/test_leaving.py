@@ -9,6 +9,9 @@ import time
 import pytest
 from mpi_runner import ROOT, mpiexec, run_group, run_ranks
 
+from mesh_mpi.errors import LaunchError
+from mesh_mpi.runtime.watchdog import settings
+
 PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))}
 START = """
 import os, sys, threading, time
@@ -140,6 +143,14 @@ def test_the_watchdog_can_be_off_or_only_tell(tmp_path):
     result, _ = run(WAIT.replace("TIME", "2"), env={**env, "MESH_MPI_WATCHDOG_S": "0"})
     assert result.returncode == 0 and "watchdog" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("variable, value", [("MESH_MPI_WATCHDOG_S", "ten"), ("MESH_MPI_WATCHDOG_S", "nan"), ("MESH_MPI_WATCHDOG_S", "-1"),
+                                             ("MESH_MPI_WATCHDOG_S", "inf"), ("MESH_MPI_WATCHDOG_ABORT", "maybe")])
+def test_a_setting_of_the_watchdog_that_means_nothing_is_refused_with_its_name_and_value(variable, value):
+    with pytest.raises(LaunchError, match=f"^launch: {variable} is {value!r}. Give "):
+        settings({variable: value})
+    assert settings({}) == (600.0, True) and settings({"MESH_MPI_WATCHDOG_S": "0", "MESH_MPI_WATCHDOG_ABORT": "0"}) == (0.0, False)
 
 
 def test_a_simulated_machine_is_chosen_without_a_launcher_whatever_slurm_s_allocation_says(monkeypatch):
