@@ -90,7 +90,7 @@ def prepare(n: int, command: list[str], mpiexec: str | None = None, threads: int
     added, said = _fitting_library(path, origin, vendor, environment)
     k = threads or max(1, _cores() // -(-n // _n_nodes(environment)))
     for name in THREAD_VARIABLES:
-        if threads or not environment.get(name):
+        if threads or not re.fullmatch(r"[1-9]\d*(,.*)?", environment.get(name, "")):  # 0 and words would mean all cores to each rank
             added[name] = str(k)
     added["MESH_MPI_WORLD_SIZE"] = str(n)
     flags = ["-n", str(n)]

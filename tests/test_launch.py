@@ -63,6 +63,9 @@ def test_threads_share_the_cores_unless_the_user_has_set_them(monkeypatch):
                                               (16, {"SLURM_JOB_NUM_NODES": "4"}, None, "2")]:
         plan = launch.prepare(n, ["x.py"], threads=threads, environment={**free, **environment})
         assert {plan.environment[name] for name in launch.THREAD_VARIABLES} == {expected}
+    for senseless in ("0", "-1", "all", ""):
+        plan = launch.prepare(2, ["x.py"], environment={**free, "OPENBLAS_NUM_THREADS": senseless})
+        assert plan.environment["OPENBLAS_NUM_THREADS"] == "4" and "threads of each 4," in plan.note
     plan = launch.prepare(2, ["x.py"], environment={**free, "OMP_NUM_THREADS": "5"})
     assert "OMP_NUM_THREADS" not in plan.environment and plan.environment["MKL_NUM_THREADS"] == "4"
 

@@ -25,7 +25,7 @@ def share_of_cores(masks: Sequence[Sequence[int]], me: int) -> int:
 def threads_set_by_user(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of BLAS threads that the environment asks for, or None."""
     for name in VARIABLES:
-        if environment.get(name, "").isdigit():
+        if environment.get(name, "").isdigit() and int(environment[name]) > 0:  # 0 and words mean to BLAS: all cores
             return int(environment[name])
     return None
 

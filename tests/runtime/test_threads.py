@@ -24,3 +24,9 @@ def test_a_number_the_user_set_is_kept_and_too_many_threads_are_told(monkeypatch
     assert threads_set_by_user() == 8
     assert fit_blas_threads([[0, 1], [0, 1]], 0) == (8, "set by the environment")
     assert "want 16 cores and may use 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("senseless", ["0", "-1", "all", ""])
+def test_a_number_of_threads_that_means_nothing_counts_as_none(senseless):
+    assert threads_set_by_user({"OPENBLAS_NUM_THREADS": senseless}) is None
+    assert threads_set_by_user({"OPENBLAS_NUM_THREADS": senseless, "OMP_NUM_THREADS": "3"}) == 3
