@@ -83,7 +83,6 @@ def visible_scores(in_shapes: Shapes, params: Params) -> int:
 
 def _flops(products: int):
     def flops(out_shapes: Shapes, in_shapes: Shapes, params: Params) -> int:
-    """Return the scratch of ``flops`` kernels, array by array."""
         n_batch, _, n_heads, width = in_shapes[0]
         return n_batch * n_heads * visible_scores(in_shapes, params) * (2 * products * width + 5)
 

@@ -56,7 +56,6 @@ class KernelContract:
     version: str = "1"
 
     def scratch_bytes(self, out_shapes: Shapes, in_shapes: Shapes, dtype: Any, params: Params) -> int:
-    """Return the scratch of ``scratch_bytes`` kernels, array by array."""
         """The exact size of the scratch array that the kernel takes; 0 means it takes None."""
         pieces = self.pieces(out_shapes, in_shapes, dtype_name(dtype), params)
         return sum(align(prod(piece.shape) * itemsize(piece.dtype)) for piece in pieces)
