@@ -27,7 +27,8 @@ LAYERS = {
 }
 SINGLE_FILES = 1  # the layer whose members are files and may use one another
 DOORS = {"mpi4py": ("runtime",), "threadpoolctl": ("runtime",), "cupy": ("kernels.gpu",), "cupyx": ("kernels.gpu",),
-         "cupy_backends": ("kernels.gpu",), "h5py": ("checkpoint", "data"), "yaml": ("config",), "msgspec": ("config", "config_schema"), "tqdm": ("training.progress",)}
+         "cupy_backends": ("kernels.gpu",), "h5py": ("checkpoint", "data"), "yaml": ("config",), "msgspec": ("config", "config_schema"), "tqdm": ("training.progress",),
+         "matplotlib": ("training.curves",), "tensorboard": ("training.events",)}
 ANYWHERE = {"numpy"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 MAX_LINES, MAX_FUNCTION_LINES = 400, 59

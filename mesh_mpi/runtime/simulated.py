@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..mesh import Mesh
+from .threads import fit_simulated_ranks
 
 BLOCK_ELEMENTS = 1 << 16  # of a reduction at a time: the running sum stays in cache and needs no large buffer
 UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -28,6 +29,7 @@ class SimulatedMachine:
         self.rank, self.n_ranks = 0, mesh.size
         self.recorder = None
         self.comm_s = 0.0
+        fit_simulated_ranks(mesh.size)
 
     def __repr__(self):
         return f"simulated mesh {self.mesh}"

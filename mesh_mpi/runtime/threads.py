@@ -44,3 +44,20 @@ def fit_blas_threads(masks: Sequence[Sequence[int]], me: int) -> tuple[int, str]
         say(f"warning: {len(masks)} ranks on a node with BLAS threads of {n} each want {n * len(masks)} cores and may use {n_cores}: steps will be "
             "slow. " + (f"Set OPENBLAS_NUM_THREADS={share}." if n > share else "Start fewer ranks, or let the launcher give them more cores."))
     return n, origin
+
+
+_simulated: list[int] = []
+
+
+def fit_simulated_ranks(n_ranks: int) -> None:
+    """Give this process the BLAS threads that one of ``n_ranks`` on this machine would have, unless the user set a number.
+
+    A product's bits may depend on the number of threads, and simulated ranks are to have those of real ones.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n = max(1, cores // n_ranks)
+    if threads_set_by_user() is None and _simulated != [n]:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(n, user_api="blas")
+        _simulated[:] = [n]

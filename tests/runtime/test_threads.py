@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mesh_mpi.runtime.threads import fit_blas_threads, share_of_cores, threads_set_by_user
+from mesh_mpi.runtime.threads import VARIABLES, fit_blas_threads, share_of_cores, threads_set_by_user
 
 
 @pytest.mark.parametrize("masks, shares", [
@@ -30,3 +30,16 @@ def test_a_number_the_user_set_is_kept_and_too_many_threads_are_told(monkeypatch
 def test_a_number_of_threads_that_means_nothing_counts_as_none(senseless):
     assert threads_set_by_user({"OPENBLAS_NUM_THREADS": senseless}) is None
     assert threads_set_by_user({"OPENBLAS_NUM_THREADS": senseless, "OMP_NUM_THREADS": "3"}) == 3
+
+
+def test_simulated_ranks_have_the_blas_threads_of_real_ones(monkeypatch):
+    import numpy  # noqa: F401  its BLAS is what is asked about
+    from threadpoolctl import threadpool_info
+
+    from mesh_mpi.mesh import Mesh
+    from mesh_mpi.runtime.simulated import SimulatedMachine
+
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    SimulatedMachine(Mesh({"data": 4096}))
+    assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
