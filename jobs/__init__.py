@@ -13,6 +13,8 @@ COMMANDS = {
     "config": "show a configuration with everything resolved, or every key with its default: config --defaults",
     "train": "train a model: train runs/quickstart.yaml, on as many ranks as its mesh has",
     "evaluate": "the loss of a checkpoint on held-out text, a token, a word and a byte",
+    "generate": "continue a text with a checkpoint",
+    "plot": "draw loss and throughput of runs against their steps",
     "explain": "print the SPMD programs of a configuration, for any number of ranks, without MPI",
     "bench": "measure a training step: tokens a second, communication, share of the matrix-product rate",
     "inspect": "show a checkpoint or a file of tokens: shapes, numbers, differences, checksums",

@@ -17,6 +17,9 @@ from ..data.order import MIX, mixed, permuted
 from ..errors import ConfigError, ShapeError
 from ..keys import name_key
 
+ENTROPY_TOKENS = 1 << 24  # of rows whose frequencies are counted at the start of a run: within a second
+ENTROPY_ROWS = 1024  # read at once
+
 
 class ByteBatches:
     """Next-byte prediction over an array of bytes: windows of ``length`` bytes, in an order drawn anew for each epoch.
@@ -98,10 +101,15 @@ def open_batches(config: Config):
 
 
 class HeldOut:
-    """The rows of ``data.valid``, each once, in batches of a microbatch's size."""
+    """The rows of ``data.valid``, each once, in batches of a microbatch's size; ``tokens`` are the rows themselves."""
 
     def __init__(self, batches):
-        self.batches = batches
+        self.batches, self.tokens = batches, batches.tokens
+
+    def n_rows(self, at_most: int = 0) -> int:
+        """Return how many rows stand in all batches, or in the first ``at_most``."""
+        n = self.tokens.n_rows
+        return min(n, at_most * self.batches.n_sequences) if at_most else n
 
     def all(self, at_most: int = 0) -> Iterator[dict[str, Callable]]:
         """Yield the feeds of all batches, or of the first ``at_most`` (0: all)."""
@@ -117,7 +125,7 @@ def open_held_out(config: Config, source: str | None = None) -> HeldOut:
 
     c = config
     rows = open_rows(source or c.data.valid, "valid", c.model.length, c.model.vocab_size)
-    return HeldOut(Batches(rows, c.n_sequences // c.train.microbatches, c.seed, prefetch=0, once=True))
+    return HeldOut(Batches(rows, c.n_sequences // c.n_microbatches, c.seed, prefetch=0, once=True))
 
 
 def read_bytes(path: str | Path) -> np.ndarray:
@@ -127,6 +135,19 @@ def read_bytes(path: str | Path) -> np.ndarray:
         return np.frombuffer(gzip.decompress(raw) if str(path).endswith(".gz") else raw, np.uint8)
     except OSError as error:
         raise ConfigError(f"data: {path} cannot be read: {error}. Give the path of a text, plain or .gz.") from None
+
+
+def unigram_entropy_of_rows(tokens) -> float | None:
+    """Return the entropy of the frequencies of the tokens that count, in nats a token; None for rows of more than ENTROPY_TOKENS, which take long."""
+    if tokens.n_rows * tokens.length > ENTROPY_TOKENS:
+        return None
+    counts = np.zeros(tokens.vocab_size, np.int64)
+    for first in range(0, tokens.n_rows, ENTROPY_ROWS):
+        targets = tokens.rows(range(first, min(tokens.n_rows, first + ENTROPY_ROWS)))["targets"]
+        counts += np.bincount(targets.ravel(), minlength=tokens.vocab_size)
+    counts[0] = 0  # padding
+    p = counts[counts > 0] / max(1, counts.sum())
+    return float(-(p * np.log(p)).sum())
 
 
 def unigram_entropy(data: np.ndarray) -> float:

@@ -15,10 +15,12 @@ from ..config import Config, to_yaml
 from ..errors import CheckpointError, ConfigError
 from ..log import say
 from ..mesh import Mesh
+from ..runtime.agreement import on_rank_0
 from ..runtime.banner import banner
 from ..runtime.machine import choose_machine
 from ..runtime.state import State
-from .batches import open_batches, open_held_out
+from .batches import open_batches, open_held_out, unigram_entropy_of_rows
+from .events import Events
 from .progress import Progress
 from .rate import flops, product_rate
 from .run_folder import Metrics, RunFolder
@@ -26,6 +28,7 @@ from .step import StepMetrics, Training, build
 from .stop import CHECKPOINTED, StopRequest
 
 DONE, NOT_FINITE = 0, 1
+LAST_LOSSES = 10  # whose mean stands in the closing lines
 
 
 class Outcome(NamedTuple):
@@ -52,10 +55,28 @@ def train(config: Config) -> Outcome:
     machine = choose_machine(Mesh(config.mesh_shape))
     folder = RunFolder(config.run_dir, machine) if config.run_dir else None
     try:
-        return _Run(config, machine, folder).run()
+        with StopRequest() as stop:  # also while compiling and loading: the run then stops after its first step
+            return _Run(config, machine, folder).run(stop)
     finally:
         if folder is not None:
             folder.close()
+
+
+class _Records:
+    """Where figures go: metrics.jsonl, and event files if asked for."""
+
+    def __init__(self, folder: RunFolder | None, last_step: int, tensorboard: bool):
+        self._all = [Metrics(folder, last_step), Events(folder, last_step, tensorboard)]
+
+    def write(self, **values) -> None:
+        """Add the figures of a step, one of them ``step``."""
+        for record in self._all:
+            record.write(**values)
+
+    def close(self) -> None:
+        """Bring all to disk."""
+        for record in self._all:
+            record.close()
 
 
 class _Run:
@@ -64,6 +85,9 @@ class _Run:
     def __init__(self, config: Config, machine, folder: RunFolder | None):
         self.config, self.machine, self.folder = config, machine, folder
         self.text = to_yaml(config)
+        if config.data.valid is not None and not config.data.is_packed:
+            raise ConfigError(f"train: data.train is {config.data.train} and data.valid {config.data.valid}, so that evaluation would see other rows than "
+                              "training. Give data.train a token file too, or data.valid=null.")
         self.training: Training = build(config, evaluation=config.data.valid is not None)
         self.batches = open_batches(config)
         self.held_out = open_held_out(config) if config.data.valid is not None else None
@@ -71,8 +95,11 @@ class _Run:
         self.state = State(self.training.programs, config.seed, machine, extra_digest=self.text)
         self.step, self.n_tokens = self._restored(checkpoint)
         self.saved_step = self.step
+        self.losses: list[float] = []
+        self.entropy = self._entropy()
         self.checkpoint = str(checkpoint.parent) if checkpoint is not None else None
-        times = [1, config.train.microbatches - 1, 1] if config.train.microbatches > 1 else [1]
+        k = config.n_microbatches
+        times = [1, k - 1, 1] if k > 1 else [1]
         self.comm_bytes = sum(n * r.payload_bytes for n, p in zip(times, self.training.step_programs) for r in p.collectives())
 
     def _found(self):
@@ -100,27 +127,27 @@ class _Run:
                                   "Use the values of the run, or init_from to begin anew with its parameters.")
         return step, int(counters["tokens"])
 
-    def run(self) -> Outcome:
+    def run(self, stop: StopRequest) -> Outcome:
         """Take the steps that are left."""
         c = self.config
         self._announce()
         rate = product_rate(self.machine.maxima, size=1024, repeats=3) * self.machine.n_ranks
-        metrics, progress = Metrics(self.folder, self.step), Progress(self.step, c.train.steps, c.train.log_every)
+        metrics, progress = _Records(self.folder, self.step, c.train.tensorboard), Progress(self.step, c.train.steps, c.train.log_every)
         times: list[float] = []
         bad, code = 0, DONE
         self.batches.start(self.step + 1)
         try:
-            with StopRequest() as stop:
-                while self.step < c.train.steps and code == DONE:
-                    taken, figures = self._take(stop)
-                    times = [*times[-49:], figures.step_s]
-                    bad = 0 if taken.applied else bad + 1
-                    self._report(metrics, progress, taken, figures, times, rate)
-                    self._between(metrics, progress)
-                    if figures.stop and self.step < c.train.steps:
-                        code = CHECKPOINTED
-                    elif c.train.max_bad_steps and bad >= c.train.max_bad_steps:
-                        code = NOT_FINITE
+            while self.step < c.train.steps and code == DONE:
+                taken, figures = self._take(stop)
+                times = [*times[-49:], figures.step_s]
+                self.losses = [*self.losses[1 - LAST_LOSSES:], taken.loss]
+                bad = 0 if taken.applied else bad + 1
+                self._report(metrics, progress, taken, figures, times, rate)
+                self._between(metrics, progress)
+                if c.train.max_bad_steps and bad >= c.train.max_bad_steps:
+                    code = NOT_FINITE
+                elif figures.stop and self.step < c.train.steps:
+                    code = CHECKPOINTED
             if code != NOT_FINITE:
                 self._save(progress)
         finally:
@@ -138,6 +165,14 @@ class _Run:
         n = self.training.step_program.n_parameters
         begin = f"going on from step {self.step}" if self.step else "from the beginning"
         say(f"{n:,} parameters; {self.training.describe_batch()}; {c.train.steps} steps, {begin}")
+        if self.entropy is not None:
+            say(f"the entropy of the training tokens' frequencies is {self.entropy:.4f} nats a token: what a model reaches that knows nothing else")
+
+    def _entropy(self) -> float | None:
+        """Return the unigram entropy of the training rows, where it is found quickly. Comm: a verdict of rank 0."""
+        if not self.config.data.is_packed:
+            return None
+        return on_rank_0(self.machine, "train", lambda: unigram_entropy_of_rows(self.batches.tokens))
 
     def _take(self, stop: StopRequest) -> tuple[StepMetrics, _Figures]:
         comm, start = self.machine.comm_s, time.perf_counter()
@@ -148,7 +183,7 @@ class _Run:
         step_s, comm_s, asked = self.machine.maxima([step_s, self.machine.comm_s - comm, float(stop.requested)])
         return taken, _Figures(step_s, comm_s, asked > 0)
 
-    def _report(self, metrics: Metrics, progress: Progress, taken: StepMetrics, figures: _Figures, times, rate: float) -> None:
+    def _report(self, metrics: _Records, progress: Progress, taken: StepMetrics, figures: _Figures, times, rate: float) -> None:
         c = self.config
         metrics.write(step=self.step, loss=taken.loss, tokens=taken.n_tokens, step_s=figures.step_s, tokens_per_s=taken.n_tokens / figures.step_s,
                       comm_bytes=self.comm_bytes, comm_s=figures.comm_s, grad_norm=taken.grad_norm, learning_rate=taken.learning_rate,
@@ -160,7 +195,7 @@ class _Run:
         if not taken.applied:
             progress.line(f"step {self.step}: the gradient's norm is {taken.grad_norm}; nothing was changed")
 
-    def _between(self, metrics: Metrics, progress: Progress) -> None:
+    def _between(self, metrics: _Records, progress: Progress) -> None:
         """Evaluate and save if this step asks for it."""
         t = self.config.train
         if self.held_out is not None and t.evaluate_every and (self.step % t.evaluate_every == 0 or self.step == t.steps):
@@ -185,5 +220,11 @@ class _Run:
             say(f"train: {bad} steps in a row had no finite gradient, up to step {self.step}. The last checkpoint is {self.checkpoint}. "
                 "Lower the learning rate, clip the gradient, or look at the data.")
         elif code == CHECKPOINTED:
-            say(f"train: asked to stop; saved at step {self.step}. The same command goes on from there.")
+            say(f"train: asked to stop; {f'saved at step {self.step}. The same command goes on from there' if self.checkpoint else 'nothing is saved without run_dir'}.")
+        elif self.losses:
+            last = statistics.fmean(self.losses)
+            part = 0.0 if not self.entropy else 1 - last / self.entropy
+            side = f"{abs(part):.1%} {'below' if part > 0 else 'above'}"
+            below = "" if not self.entropy else f", {side} the entropy of the tokens' frequencies, {self.entropy:.4f}"
+            say(f"train: the mean of the last {len(self.losses)} losses is {last:.4f} nats a token{below}")
         return Outcome(code, self.step, self.checkpoint)

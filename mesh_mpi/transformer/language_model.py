@@ -117,8 +117,8 @@ class LanguageModel:
              positions: Tensor | None = None, logit_scale: float = 1.0) -> LossParts:
         """Return the summed cross-entropy of ``targets`` and the number of them that count, before any division.
 
-        Label smoothing and z-loss are as configured in training and off otherwise; logits are multiplied by ``logit_scale``. Where the configuration's ``loss_denominator`` is
-        ``all``, the number is that of all positions.
+        Label smoothing and z-loss are as configured in training and off otherwise; logits are multiplied by ``logit_scale``. Where the
+        configuration's ``loss_denominator`` is ``all``, the number is that of all positions.
 
         Shape   inputs, targets, segments, positions [batch, length] of integers -> two scalars, and logits [batch, loss_length, vocab].
         Comm    that of :meth:`logits`; with ``vocab`` split: a maximum and three sums of [batch, loss_length]; both scalars are
