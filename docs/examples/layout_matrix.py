@@ -2,9 +2,11 @@
 
     python docs/examples/layout_matrix.py              7 layouts x 3 numbers of microbatches, 20 steps, float32 and float64
     python docs/examples/layout_matrix.py --quick      6 layouts, 5 steps, both element types
+    mesh-mpi launch -n 4 -- docs/examples/layout_matrix.py      the meshes of four ranks, on MPI
 
 Prints a table of the largest relative difference of losses from those of one rank. Bounds: float32, 1e-6 at the first loss and 2e-5
-at any; float64, 1e-12. Initial parameters must be the same to the bit. Exits with 1 if something is beyond its bound. All ranks are simulated in this process.
+at any; float64, 1e-12. Initial parameters must be the same to the bit. Exits with 1 if something is beyond its bound. Without a launcher all ranks are simulated in this
+process; under one, the meshes of as many ranks as there are run on MPI, and the one rank to compare with is simulated on each.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import numpy as np
 
 import mesh_mpi as mm
 from mesh_mpi.config import parse
+from mesh_mpi.log import is_speaker, launcher_size
 from mesh_mpi.mesh import Mesh
+from mesh_mpi.runtime.machine import choose_machine
 from mesh_mpi.runtime.simulated import SimulatedMachine
 from mesh_mpi.training.batches import ByteBatches
 from mesh_mpi.training.step import build
@@ -48,10 +52,10 @@ def configuration(mesh_shape: str, microbatches: int, float_type: str) -> dict:
 
 
 def run(mesh_shape: str, microbatches: int, float_type: str, n_steps: int) -> Run:
-    """Train ``n_steps`` steps on simulated ranks."""
+    """Train ``n_steps`` steps on this process's machine; one rank is always simulated."""
     config = parse(configuration(mesh_shape, microbatches, float_type))
     training = build(config)
-    state = mm.State(training.programs, seed=config.seed, machine=SimulatedMachine(Mesh(mesh_shape)))
+    state = mm.State(training.programs, seed=config.seed, machine=choose_machine(Mesh(mesh_shape)) if mesh_shape else SimulatedMachine(Mesh("")))
     initial = {name: state.read(name) for name, b in state.variables.items() if b.variable.trainable}
     data = np.random.default_rng(1).integers(0, 61, 20_000).astype(np.uint8)
     data[1::2] = data[::2] // 2  # something to learn
@@ -68,6 +72,12 @@ def compare(this: Run, reference: Run) -> tuple[float, float, bool]:
     return float(differences[0]), float(differences.max()), same
 
 
+def report(text: str) -> None:
+    """Print a line, on one rank only."""
+    if is_speaker():
+        print(text, flush=True)
+
+
 def main() -> int:
     """Run the matrix, print the table, return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,8 +86,11 @@ def main() -> int:
     arguments = parser.parse_args()
     n_steps = arguments.steps or (5 if arguments.quick else 20)
     cases = QUICK if arguments.quick else tuple((m, k) for m in MESHES for k in (1, 2, 4) if (m, k) != ("", 1))
+    size = launcher_size()
+    if size is not None:
+        cases = tuple((m, k) for m, k in cases if Mesh(m).size == size)
     failed = 0
-    print(f"{n_steps} steps; differences from one rank with one microbatch, relative\n{'mesh':16} {'microbatches':>12} "
+    report(f"{n_steps} steps; differences from one rank with one microbatch, relative\n{'mesh':16} {'microbatches':>12} "
           f"{'type':>8} {'first loss':>11} {'any loss':>11} {'initial':>8}")
     for float_type, (first_bound, bound) in BOUNDS.items():
         reference = run("", 1, float_type, n_steps)
@@ -85,10 +98,10 @@ def main() -> int:
             first, largest, same = compare(run(mesh_shape, microbatches, float_type, n_steps), reference)
             good = first <= first_bound and largest <= bound and same
             failed += not good
-            print(f"{mesh_shape or '1 rank':16} {microbatches:>12} {float_type:>8} {first:>11.1e} {largest:>11.1e} {'same' if same else 'DIFFER':>8}"
-                  + ("" if good else "  beyond its bound"), flush=True)
-        print(f"{float_type}: loss {reference.losses[0]:.4f} -> {reference.losses[-1]:.4f}; bounds {first_bound:g} and {bound:g}")
-    print(f"{failed} of {len(BOUNDS) * len(cases)} beyond their bounds" if failed else "all within their bounds")
+            report(f"{mesh_shape or '1 rank':16} {microbatches:>12} {float_type:>8} {first:>11.1e} {largest:>11.1e} {'same' if same else 'DIFFER':>8}"
+                  + ("" if good else "  beyond its bound"))
+        report(f"{float_type}: loss {reference.losses[0]:.4f} -> {reference.losses[-1]:.4f}; bounds {first_bound:g} and {bound:g}")
+    report(f"{failed} of {len(BOUNDS) * len(cases)} beyond their bounds" if failed else "all within their bounds")
     return 1 if failed else 0
 
 
