@@ -90,17 +90,23 @@ def _fused(first: Instruction, second: Instruction, root: Value) -> Instruction:
 
 
 def early_reductions(instructions: list[Instruction]) -> list[Instruction]:
-    """Move each allreduce(sum) to right behind the instruction that makes its operand, so that neighbours can be grouped."""
+    """Move each allreduce(sum), and a pointwise kernel made for it alone, to right behind what makes their operands, so that neighbours can be grouped."""
+    reads = readers(instructions)
     producer: dict[int, float] = {}
     keys = []
     for position, instruction in enumerate(instructions):
         key = float(position)
-        if instruction.name == "allreduce" and instruction.params["reduce"] == "sum":
-            key = producer.get(instruction.inputs[0].root.number, key - 0.5) + 0.5
+        if _is_sum(instruction) or (instruction.name == "elementwise" and len(instruction.outputs) == 1 and all(
+                _is_sum(instructions[p]) for p in reads.get(instruction.outputs[0].root.number, [position]))):
+            key = max((producer[v.root.number] for v in instruction.inputs if v.root.number in producer), default=key - 0.5) + 0.5
         for v in instruction.outputs:
             producer[v.root.number] = key
         keys.append((key, position))
     return [instructions[position] for _, position in sorted(keys)]
+
+
+def _is_sum(instruction: Instruction) -> bool:
+    return instruction.name == "allreduce" and instruction.params["reduce"] == "sum"
 
 
 def early_updates(instructions: list[Instruction], updates) -> list[Instruction]:

@@ -9,8 +9,9 @@ import random
 
 import pytest
 from oracles.draw import floats, normal
-from oracles.harness import Sample, against_no_reuse, against_one_rank, graph_of, is_legal
+from oracles.harness import Sample, against_no_reuse, against_one_rank, compiled, graph_of, is_legal
 from oracles.layouts import Layout, assignments
+from oracles.memory_check import clobbered, written_once
 
 import mesh_mpi as mm
 from mesh_mpi import Dimension
@@ -119,8 +120,10 @@ def _relayout(rng, ts):
     return mm.relayout(_of(rng, ts), "")
 
 
-LINEAR = [_sum, _two_sums, _two_sums, _two_sums, _same, _same, _same, _einsum, _einsum, _rename, _reshape, lambda rng, ts: mm.neg(_of(rng, ts)), lambda rng, ts: _of(rng, ts) * 0.5]
-OPERATIONS = [_unary, _unary, _same, _same, _same, _sum, _sum, _einsum, _einsum, _broadcast, _rename, _back, _reshape, _slice_and_pad, _rows, _relayout]
+LINEAR = [_sum, _two_sums, _two_sums, _two_sums, _same, _same, _same, _einsum, _einsum, _rename, _reshape,
+          lambda rng, ts: mm.neg(_of(rng, ts)), lambda rng, ts: _of(rng, ts) * 0.5]
+OPERATIONS = [_unary, _unary, _same, _same, _same, _sum, _sum, _two_sums, _einsum, _einsum, _broadcast, _rename, _back, _reshape,
+              _slice_and_pad, _rows, _relayout]
 
 
 def graph(seed: int) -> Sample:
@@ -179,6 +182,8 @@ def test_random_graphs_give_the_answer_of_one_rank_under_every_layout(first):
         sample = graph(seed)
         for layout in layouts(sample, seed):
             faults += against_one_rank(sample, "float64", layout, tolerance=TOLERANCE, least_scale=1e-3)
+            program = compiled(sample, "float64", layout)
+            faults += clobbered(program) + written_once(program)
             n += 1
         faults += against_no_reuse(sample, "float64", layout) + against_no_reuse(sample, "float64", Layout("", ""))
     assert not faults, "\n".join(faults[:10])
