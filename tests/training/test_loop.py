@@ -1,0 +1,188 @@
+"""The training loop on simulated ranks: what a run leaves, how it goes on, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from mesh_mpi.checkpoint import compare
+from mesh_mpi.config import parse
+from mesh_mpi.errors import CheckpointError, ConfigError
+from mesh_mpi.training.loop import train
+from mesh_mpi.training.run_folder import RunFolder
+from mesh_mpi.training.step import Training
+
+LAYOUT = "batch:data;d_ff:model;heads:model;vocab:model"
+KEYS = ["step", "loss", "tokens", "step_s", "tokens_per_s", "comm_bytes", "comm_s", "grad_norm", "learning_rate"]
+
+
+def configuration(run_dir, mesh_shape="data:2;model:2", batch=8, steps=6, train=None, **keys):
+    """A tiny model with dropout, shuffled rows, microbatches and a warm-up."""
+    return parse({
+        "mesh_shape": mesh_shape, "layout": ";".join(r for r in LAYOUT.split(";") if r.split(":")[1] in mesh_shape), "sequences_per_batch": batch,
+        "run_dir": str(run_dir), "seed": 3,
+        "model": {"d_model": 16, "d_ff": 32, "heads": 4, "d_kv": 4, "layers": 1, "vocab_size": 258, "vocab_multiple": 4, "length": 16, "dropout": 0.1},
+        "optimizer": {"name": "adam", "clip_norm": 1.0}, "schedule": {"name": "linear_warmup", "learning_rate": 0.01, "warmup_steps": 4},
+        "data": {"train": "bundled:sotu", "valid": "bundled:sotu"},
+        "train": {"steps": steps, "microbatches": 2, "log_every": 0, "evaluate_every": 3, "evaluate_batches": 2, "checkpoint_every": 2, **(train or {})},
+        **keys})
+
+
+def lines(run_dir, key="loss"):
+    """Return the metrics lines that have ``key``, by step; a doubled step fails."""
+    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    found = [line for line in found if key in line]
+    assert len({line["step"] for line in found}) == len(found)
+    return {line["step"]: line for line in found}
+
+
+def losses(run_dir):
+    return {step: line["loss"] for step, line in lines(run_dir).items()}
+
+
+def at_step(monkeypatch, number, before, after=lambda state: None):
+    """Do something to the state before step ``number`` is taken, and after it."""
+    take = Training.run_step
+
+    def run_step(self, state, step, batch):
+        if step == number:
+            before(state)
+        taken = take(self, state, step, batch)
+        if step == number:
+            after(state)
+        return taken
+
+    monkeypatch.setattr(Training, "run_step", run_step)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A whole run of 6 steps with checkpoints of steps 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("loop") / "whole"
+    assert train(configuration(folder))[:2] == (0, 6)
+    return folder
+
+
+def test_a_run_leaves_metrics_checkpoints_its_configuration_and_its_environment(undisturbed):
+    steps = lines(undisturbed)
+    assert list(steps) == [1, 2, 3, 4, 5, 6] and all(list(line) == KEYS for line in steps.values())
+    assert steps[3]["tokens"] == 8 * 16 and steps[3]["comm_bytes"] > 0 and steps[2]["learning_rate"] == 0.005
+    assert steps[1]["tokens_per_s"] == pytest.approx(steps[1]["tokens"] / steps[1]["step_s"])
+    assert list(lines(undisturbed, "valid_loss")) == [3, 6]
+    assert sorted(p.name for p in (undisturbed / "checkpoints").iterdir()) == ["latest", "step_00000002", "step_00000004", "step_00000006"]
+    assert "warmup_steps: 4" in (undisturbed / "config.resolved.yaml").read_text()
+    assert "simulated, 4 ranks" in (undisturbed / "environment.txt").read_text()
+
+
+def test_a_run_that_is_asked_to_stop_ends_with_85_and_goes_on_to_the_bit(undisturbed, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda state: signal.raise_signal(signal.SIGUSR1))
+        assert train(configuration(tmp_path))[:2] == (85, 3)
+    assert train(configuration(tmp_path))[:2] == (0, 6)
+    assert losses(tmp_path) == losses(undisturbed)
+    assert {s: line["valid_loss"] for s, line in lines(tmp_path, "valid_loss").items()} == {
+        s: line["valid_loss"] for s, line in lines(undisturbed, "valid_loss").items()}
+    assert compare(tmp_path, undisturbed).same
+
+
+def test_a_run_that_was_killed_takes_its_steps_since_the_checkpoint_again_without_double_lines(undisturbed, tmp_path, monkeypatch):
+    def die(state):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        at_step(patch, 6, die)
+        train(configuration(tmp_path))
+    assert list(lines(tmp_path)) == [1, 2, 3, 4, 5]
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "lo')
+    assert train(configuration(tmp_path))[:2] == (0, 6)
+    assert losses(tmp_path) == losses(undisturbed) and compare(tmp_path, undisturbed).same
+
+
+@pytest.mark.parametrize("mesh_shape", ["model:4", "data:4", ""])
+def test_a_run_goes_on_with_the_same_losses_on_another_mesh(undisturbed, tmp_path, mesh_shape):
+    start = undisturbed / "checkpoints" / "step_00000002"
+    assert train(configuration(tmp_path, mesh_shape, resume=str(start)))[:2] == (0, 6)
+    found, expected = losses(tmp_path), losses(undisturbed)
+    assert list(found) == [3, 4, 5, 6]
+    assert max(abs(found[step] - expected[step]) for step in found) <= 2e-5
+
+
+def test_a_run_that_would_see_other_data_is_refused(undisturbed):
+    with pytest.raises(CheckpointError, match="seed 3 there and 4 here, so the run would see other data"):
+        train(configuration(undisturbed, seed=4))
+    with pytest.raises(CheckpointError, match="sequences a step 8 there and 16 here"):
+        train(configuration(undisturbed, batch=16))
+
+
+def test_a_used_folder_is_refused_if_nothing_may_be_resumed_and_while_another_run_holds_it(undisturbed):
+    with pytest.raises(ConfigError, match="resume: never was asked for and .* holds step_00000006"):
+        train(configuration(undisturbed, resume="never"))
+
+    class Alone:
+        rank, broadcast = 0, staticmethod(lambda value: value)
+
+    holder = RunFolder(str(undisturbed), Alone())
+    try:
+        with pytest.raises(ConfigError, match=r"is in use by another run \(process \d+"):
+            train(configuration(undisturbed))
+    finally:
+        holder.close()
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_named(undisturbed, tmp_path, capsys):
+    shutil.copytree(undisturbed, tmp_path / "run")
+    file = tmp_path / "run" / "checkpoints" / "step_00000006" / "index.h5"
+    file.write_bytes(file.read_bytes()[:-2000])
+    assert train(configuration(tmp_path / "run"))[:2] == (0, 6)
+    said = capsys.readouterr().err
+    assert "going on from step_00000004; " in said and "step_00000006" in said and "going on from step 4" in said
+    assert losses(tmp_path / "run") == losses(undisturbed) and compare(tmp_path / "run", undisturbed).same
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing_and_is_marked(undisturbed, tmp_path, monkeypatch):
+    kept = {}
+
+    def spoil(state):
+        kept["w"] = state.read("final_norm/scale")
+        state.assign("final_norm/scale", np.full_like(kept["w"], np.nan))
+
+    at_step(monkeypatch, 3, spoil, lambda state: state.assign("final_norm/scale", kept["w"]))
+    assert train(configuration(tmp_path, steps=4))[:2] == (0, 4)
+    found = lines(tmp_path)
+    assert found[3]["skipped"] is True and found[3]["loss"] is None and found[3]["grad_norm"] is None
+    assert "skipped" not in found[4] and found[2]["loss"] == losses(undisturbed)[2]
+
+
+def test_a_run_ends_with_1_after_too_many_steps_without_a_finite_gradient(tmp_path, monkeypatch, capsys):
+    at_step(monkeypatch, 3, lambda state: state.assign("final_norm/scale", np.full(16, np.nan, np.float32)))
+    assert train(configuration(tmp_path, steps=20, train={"max_bad_steps": 2}))[:2] == (1, 4)
+    assert "2 steps in a row had no finite gradient, up to step 4" in capsys.readouterr().err
+
+
+def test_a_run_may_begin_with_the_parameters_of_another(undisturbed, tmp_path):
+    assert train(configuration(tmp_path, steps=1, init_from=str(undisturbed), seed=9))[:2] == (0, 1)
+    assert losses(tmp_path)[1] < losses(undisturbed)[1] - 0.1 and list(losses(tmp_path)) == [1]
+
+
+def test_held_out_rows_for_synthetic_training_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="data.train is synthetic and data.valid bundled:sotu"):
+        train(configuration(tmp_path, data={"train": "synthetic", "valid": "bundled:sotu"}))
+
+
+def test_event_files_hold_what_the_metrics_hold_and_a_resumed_run_s_steps_once(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with monkeypatch.context() as patch:
+        at_step(patch, 2, lambda state: signal.raise_signal(signal.SIGTERM))
+        assert train(configuration(tmp_path, steps=3, train={"tensorboard": True}))[:2] == (85, 2)
+    assert train(configuration(tmp_path, steps=3, train={"tensorboard": True}))[:2] == (0, 3)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = {event.step: event.value for event in events.Scalars("loss")}
+    assert {step: pytest.approx(loss, rel=1e-6) for step, loss in losses(tmp_path).items()} == found
+    assert [event.step for event in events.Scalars("valid_loss")] == [3]
