@@ -106,7 +106,11 @@ def _difference(a: h5py.Dataset, b: h5py.Dataset, dataset: Dataset) -> Differenc
             n_different += n
             x, y = x[differs], y[differs]
             with np.errstate(all="ignore"):
-                gap = np.nan_to_num(np.abs(x - y), nan=np.inf)
-                share = np.nan_to_num(gap / np.maximum(np.abs(x), np.abs(y)), nan=np.inf)
+                gap = _finite_or_inf(np.abs(x - y))
+                share = _finite_or_inf(gap / np.maximum(np.abs(x), np.abs(y)))
             absolute, relative = max(absolute, float(gap.max())), max(relative, float(share.max()))
     return Difference(dataset, n_different, absolute, relative)
+
+
+def _finite_or_inf(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(x), x, np.inf)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import shutil
 import sys
@@ -22,9 +21,10 @@ from ..compiler.program import Bound
 from ..errors import CheckpointError
 from ..runtime.state import State
 from ..runtime.versions import kernels_digest, package_version
-from .folder import FILE, on_disk, sync
+from .folder import FILE, on_disk
 from .format import (CHECKSUM, CONTENTS, FORMAT, FORMAT_VERSION, LIBVER, PROVENANCE, STATE, Dataset, Description, contents_checksum, label,
                      write_attributes)
+from .patient import PatientFile
 from .streaming import Checksum, Checksums, Slices
 
 
@@ -33,6 +33,7 @@ class CheckpointFile:
 
     def __init__(self, step: int):
         self.step, self.partial, self.checksums = step, None, None
+        self._raw: PatientFile | None = None
         self._file: h5py.File | None = None
         self._item: h5py.Dataset | None = None
         self._checksum: Checksum | None = None
@@ -44,7 +45,8 @@ class CheckpointFile:
         """Create the file in the folder ``partial``. Raises CheckpointError."""
         self.partial, self.checksums = partial, Checksums()
         with self._disk():
-            self._file = h5py.File(partial / FILE, "w", libver=LIBVER, locking=False)
+            self._raw = PatientFile(partial / FILE)
+            self._file = h5py.File(self._raw, "w", libver=LIBVER)
             write_attributes(self._file, self._attributes)
 
     def begin(self, path: str, b: Bound) -> None:
@@ -106,22 +108,22 @@ class CheckpointFile:
             for key, text in texts.items():
                 self._file.create_dataset(key, data=text, dtype=h5py.string_dtype())
             write_attributes(self._file, {CONTENTS: contents_checksum(meant)})
-            self._file.flush()
             self._file.close()
             self._file = None
-            sync(path)
-            _forget(path)
+            self._raw.sync()
+            self._raw.close()
+            self._raw.check()
         return waited_s
 
     def discard(self) -> None:
         """Close and remove the file and its folder, unless it has been published: then there is none under this name."""
         self._end_checksums()
         if self._file is not None:
-            with contextlib.suppress(OSError):
-                os.truncate(self.partial / FILE, 0)  # on a full disk HDF5 needs room to close it
             with contextlib.suppress(Exception):
                 self._file.close()
             self._file = None
+        if self._raw is not None:
+            self._raw.close()
         if self.partial is not None:
             shutil.rmtree(self.partial, ignore_errors=True)
 
@@ -130,8 +132,12 @@ class CheckpointFile:
             self.checksums.close()
             self.checksums = None
 
+    @contextlib.contextmanager
     def _disk(self):
-        return on_disk(f"save step {self.step}", self.partial)
+        with on_disk(f"save step {self.step}", self.partial):
+            yield
+            if self._raw is not None:
+                self._raw.check()
 
 
 def provenance(state: State) -> str:
@@ -143,13 +149,3 @@ def provenance(state: State) -> str:
         "platform": f"{sys.platform} {platform.machine()}", "mesh": repr(state.mesh), "n_ranks": state.mesh.size,
         "programs": {p.name: f"{p.rules_text}; digest {p.digest}" for p in state.programs},
     })
-
-
-def _forget(path: Path) -> None:
-    """Take a file out of the system's cache, so that reading it again reads the disk."""
-    if hasattr(os, "posix_fadvise"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)

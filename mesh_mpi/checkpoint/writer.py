@@ -23,7 +23,7 @@ from .format import CONFIGURATION, PROVENANCE, describe, saved_at
 from .integrity import verify_arrays
 from .streaming import blocks, extent, overlap, within
 
-_METADATA_BYTES = 1 << 16  # of a file, and as many for ten variables: more than HDF5 needs
+_METADATA_BYTES = 1 << 16  # of a file, and as many for eight variables: more than HDF5 needs
 
 
 class SaveReport(NamedTuple):
@@ -54,7 +54,7 @@ def save(state: State, run_dir, step: int, counters: Mapping[str, int | float] |
     start = time.perf_counter()
     values = {**(counters or {}), "step": step, "seed": np.uint64(state.seed)}
     sizes = [state.variables[name].variable.shape.size * np.dtype(state.variables[name].value.dtype).itemsize for name in state.saved_names]
-    needed = sum(sizes) + _METADATA_BYTES * (1 + len(sizes) // 10)
+    needed = sum(sizes) + _METADATA_BYTES * (1 + len(sizes) // 8) + len(config_text)
     file = CheckpointFile(step)
     try:
         on_rank_0(machine, operation, lambda: file.create(folders.prepare(folder, step, needed)))

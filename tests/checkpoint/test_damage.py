@@ -13,6 +13,7 @@ from checkpoint.small_model import COUNTERS, TEXT, assert_same, trained, trainin
 
 import mesh_mpi as mm
 from mesh_mpi import checkpoint
+from mesh_mpi.checkpoint import file as files
 from mesh_mpi.checkpoint import folder as folders
 from mesh_mpi.errors import CheckpointError
 
@@ -250,10 +251,9 @@ def test_a_read_only_file_system_is_said(tmp_path):
 
 
 def test_a_byte_that_changes_on_the_way_to_the_disk_is_found_before_the_checkpoint_has_its_name(run_dir, monkeypatch):
-    from mesh_mpi.checkpoint import file as files
-
     _, state = trained(n_steps=1)
-    monkeypatch.setattr(files, "sync", flipped)
+    real = files.PatientFile.close
+    monkeypatch.setattr(files.PatientFile, "close", lambda self: (real(self), flipped(run_dir / "checkpoints" / "step_00000040.partial" / "index.h5")))
     with pytest.raises(CheckpointError, match=r"arrays are damaged: parameters/embedding/table"):
         checkpoint.save(state, run_dir, 40)
     assert checkpoint.find(run_dir) == file_of(run_dir, 30) and not list((run_dir / "checkpoints").glob("*.partial"))

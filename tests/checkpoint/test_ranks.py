@@ -128,7 +128,8 @@ except MeshMpiError as error:
 def test_a_full_disk_is_the_same_error_on_every_rank_while_others_still_send(trained_run, tmp_path):
     place = tmp_path / "small"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)], check=True, timeout=20)
+    room = checkpoint.resolve(trained_run).stat().st_size * 3 // 2
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(place)], check=True, timeout=20)
     try:
         shutil.copytree(trained_run, place / "run")
         same_error(place / "run", "save step 3: No space left on device (errno 28)",
