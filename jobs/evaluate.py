@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = evaluate_checkpoint(arguments.source, arguments.overrides, arguments.data, arguments.logit_scale, arguments.batches)
     if is_speaker():
         print(f"evaluate {arguments.source}: {describe(found.figures())}")
-        print(json.dumps(found.figures()), flush=True)
+        print(json.dumps({key: value if value < float("inf") else None for key, value in found.figures().items()}), flush=True)
     return 0
 
 

@@ -32,7 +32,7 @@ BENCH = {
         ["mesh_shape=data:2;model:0"], "ConfigError: config: override 'mesh_shape=data:2;model:0': mesh: axis 'model' has size '0'. "
         "Write mesh_shape as \"data:2;model:2\", sizes at least 1."),
     "two dimensions of tensors on an axis": (
-        ["layout=batch:data;length:data"], "LayoutError: layout: tensor inputs[batch=8, length=128] and "),
+        ["layout=batch:data;length:data"], "LayoutError: layout: tensor inputs[batch=24, length=64] and "),
     "a size that does not divide": (
         ["model.heads=3"], "LayoutError: layout: dimension heads=3 is split over model=2 ranks and does not divide. Sizes of the axis that do: 1, 3; "
         "or make heads a multiple of 2."),

@@ -82,6 +82,7 @@ def draw(curves: Sequence[Curves], output: str | Path) -> None:
         below.xaxis.get_major_locator().set_params(integer=True)
         below.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
         below.margins(x=0.02)
+        figure.align_ylabels()
         try:
             figure.savefig(path, dpi=150)
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -158,3 +159,9 @@ def test_event_files_hold_what_the_metrics_hold_and_a_resumed_run_s_steps_once(t
     found = {event.step: event.value for event in events.Scalars("loss")}
     assert {step: pytest.approx(loss, rel=1e-6) for step, loss in losses(tmp_path).items()} == found
     assert [event.step for event in events.Scalars("valid_loss")] == [3]
+
+
+def test_without_the_package_event_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(ConfigError, match=r"train.tensorboard needs the package tensorboard .*pip install 'mesh-mpi\[tensorboard\]'"):
+        train(configuration(tmp_path, train={"tensorboard": True}))
