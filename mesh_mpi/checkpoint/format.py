@@ -5,7 +5,7 @@ file that was cut short or changed is recognised before any of it is used.
 
     /                       format, format_version, step, saved_at (seconds since 1970), contents_checksum
     /parameters/NAME        one dataset a variable, global shape, C order, dimension labels;
-    /optimizer/NAME           attributes dtype, initializer, storage_class, checksum (blake2b-128 of the little-endian bytes)
+    /optimizer/NAME           attributes dtype, initializer, storage_class, checksum (SHA-256 of the little-endian bytes)
     /state/COUNTER          scalars: step, seed, and what the training loop counts
     /configuration          text: the resolved YAML
     /provenance             text: JSON of versions, mesh, layout

@@ -55,10 +55,10 @@ def extent(slices: Slices) -> tuple[int, ...]:
 
 
 class Checksum:
-    """The blake2b-128 of one array, block by block in order, computed on a thread."""
+    """The SHA-256 of one array, block by block in order, computed on a thread."""
 
     def __init__(self, pool: ThreadPoolExecutor):
-        self._hash, self._pool, self._last = hashlib.blake2b(digest_size=16), pool, None
+        self._hash, self._pool, self._last = hashlib.sha256(), pool, None  # in hardware on most processors: twice as fast as blake2b
 
     def update(self, array: np.ndarray) -> Future:
         """Count the next block, contiguous; it must not change before the future returned is done."""
@@ -66,7 +66,7 @@ class Checksum:
         return self._last
 
     def hexdigest(self) -> str:
-        """Wait for the blocks and return 32 hexadecimal digits."""
+        """Wait for the blocks and return 64 hexadecimal digits."""
         if self._last is not None:
             self._last.result()
         return self._hash.hexdigest()

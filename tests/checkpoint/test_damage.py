@@ -91,7 +91,7 @@ def with_a_transposed_label(path):
 
 DAMAGE = {
     truncated: "it cannot be read, OSError: .*truncated file",
-    flipped: r"1 of \d+ arrays are damaged: parameters/embedding/table\[vocab=64, d_model=16\] has checksum [0-9a-f]{32} and [0-9a-f]{32} was saved",
+    flipped: r"1 of \d+ arrays are damaged: parameters/embedding/table\[vocab=64, d_model=16\] has checksum [0-9a-f]{64} and [0-9a-f]{64} was saved",
     without_a_dataset: "its contents were changed, parameters/embedding/table is missing",
     of_another_version: "format_version is 2 and this mesh_mpi reads 1",
     of_another_format: "its format is \"somebody's\" and not 'mesh_mpi checkpoint'",
