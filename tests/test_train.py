@@ -125,7 +125,8 @@ def test_evaluate_and_generate_say_the_same_on_real_ranks_as_in_one_process(run)
     script = """
 import sys
 from mesh_mpi.jobs.main import main
-code = main(["evaluate", SOURCE, "--batches", "3", "float_type=float64"]) or main(["generate", SOURCE, "--prompt", "We", "--samples", "2", "--seed", "5", "float_type=float64"])
+code = main(["evaluate", SOURCE, "--batches", "3", "float_type=float64"]) or main(["generate", SOURCE, "--prompt", "We", "--samples", "2", "--seed", "5",
+                                                          "float_type=float64"])
 sys.exit(code)
 """.replace("SOURCE", repr(str(run[0])))
     said = run_ranks(4, script, 60).check().stdout.splitlines()
