@@ -100,6 +100,7 @@ def measure(step: Step, config) -> dict:
     """Take the configured steps and return the figures, the same on every rank."""
     for _ in range(config.bench.warmup):
         step.run()
+    resident = resident_bytes()  # before the products of the yardstick, which take memory of their own
     before = product_rate(step.maxima)
     comm_start, times = step.comm_s(), []
     for _ in range(config.bench.steps):
@@ -107,7 +108,7 @@ def measure(step: Step, config) -> dict:
         step.run()
         times.append(time.perf_counter() - start)
     comm = (step.comm_s() - comm_start) / config.bench.steps
-    resident = resident_bytes()
+    resident = max(resident, resident_now_bytes())
     after = product_rate(step.maxima)
     comm_s, peak, growth, resident, *slowest = step.maxima([comm, step.peak_bytes, resident - step.resident_before_bytes, resident, *times])
     step_s, work = statistics.median(slowest), flops(config)
