@@ -109,7 +109,7 @@ def test_all_metadata_is_static_and_the_extras_are_those_that_are_documented(whe
     fields = [line.split(": ", 1) for line in text.split("\n\n")[0].splitlines() if ": " in line]
     said = {key: [value for k, value in fields if k == key] for key, _ in fields}
     assert said["Name"] == ["mesh-mpi"] and said["Version"] == ["0.1.0"] and said["Requires-Python"] == [">=3.10"]
-    assert said["Provides-Extra"] == ["mpi", "test", "gpu"]
+    assert said["Provides-Extra"] == ["mpi", "plot", "tensorboard", "test", "gpu"]
     needed = [line.split(";")[0].strip() for line in said["Requires-Dist"] if "extra" not in line]
-    assert needed == ["numpy", "mpi4py", "h5py", "pyyaml", "msgspec", "threadpoolctl"]
+    assert needed == ["numpy", "mpi4py", "h5py", "pyyaml", "msgspec", "threadpoolctl", "tqdm"]
     assert not (ROOT / "setup.py").exists()

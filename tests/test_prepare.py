@@ -145,7 +145,7 @@ def test_wrong_words_on_the_command_line_are_refused(capsys):
 
 @pytest.mark.parametrize("limit", [0, 100, 5000, 100_000, 400_000])
 def test_a_full_disk_is_one_message_and_nothing_is_left(limit):
-    words = [sys.executable, "-m", "mesh_mpi.jobs.main", "prepare", "bundled:sotu", "out.h5", "--length", "64"]
+    words = [sys.executable, "-B", "-m", "mesh_mpi.jobs.main", "prepare", "bundled:sotu", "out.h5", "--length", "64"]  # -B: no cut .pyc is left
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ, **import_path()},
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     assert done.returncode == 2 and done.stderr.count("\n") == 1, (done.returncode, done.stderr)
