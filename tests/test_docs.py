@@ -96,11 +96,12 @@ def test_the_page_for_people_from_mesh_tensorflow_runs_and_names_only_what_exist
     assert [n for n in re.findall(r"\bmm\.(\w+)", page) if not hasattr(mm, n)] == []
     assert [n for n in re.findall(r"`layers\.([A-Z]\w+|residual)", page) if not hasattr(layers, n)] == []
     assert [n for n in re.findall(r"`mesh-mpi (\w+)", page) if not (ROOT / "jobs" / f"{n}.py").exists()] == []
-    keys = {"": {f for f in schema.Config.__struct_fields__}}
+    keys = {"": set(schema.Config.__struct_fields__)}
     for name, kind in typing.get_type_hints(schema.Config).items():
-        for section in typing.get_args(kind) or (kind,):
-            keys.setdefault(name, set()).update(getattr(section, "__struct_fields__", ()))
-    named = re.findall(rf"`({'|'.join(n for n in keys if keys[n])})\.(\w+)(?:: [^`]*)?`", page) + [("", n) for n in re.findall(r"`(\w+):(?: [^`]*)?`", page) if n != "gathered"]
-    assert len(named) > 50 and [key for key in named if key[1] not in keys[key[0]]] == []
+        fields = {f for section in (kind, *typing.get_args(kind)) for f in getattr(section, "__struct_fields__", ())}
+        keys.update({name: fields} if fields else {})
+    named = re.findall(rf"`({'|'.join(filter(None, keys))})\.(\w+)(?:: [^`]*)?`", page)
+    named += [("", n) for n in re.findall(r"`(\w+):(?: [^`]*)?`", page) if n != "gathered"]
+    assert len(named) > 50 and [(section, key) for section, key in named if key not in keys[section]] == []
     tags = {c.__struct_config__.tag for union in (schema.Optimizer, schema.Schedule) for c in typing.get_args(union)}
     assert set(re.findall(r"\{name: (\w+)\}", page)) == tags
