@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..dims import Shape
 from ..errors import DimensionError, DtypeError
 from ..graph.operation import NO_GRADIENT, OperationDef, Space, build, register
 from ..graph.tensor import OPERATORS, Tensor
@@ -260,14 +259,3 @@ FUNCTIONS = {kind: _function(kind, arity, formula) for kind, arity, formula in (
 
 OPERATORS.update({kind: FUNCTIONS[kind] for kind in (
     "add", "sub", "mul", "div", "pow", "floordiv", "mod", "neg", "less", "less_equal", "greater", "greater_equal")})
-
-
-def shape_of(x: Tensor) -> Shape:
-    """Return the global shape of a tensor.
-
-    Shape   any.
-    Comm    none.
-    Grad    none.
-    Raises  nothing.
-    """
-    return x.shape
