@@ -19,7 +19,7 @@ from ..runtime.agreement import on_rank_0
 from ..runtime.banner import banner
 from ..runtime.machine import choose_machine
 from ..runtime.state import State
-from .batches import open_batches, open_held_out, unigram_entropy_of_rows
+from .batches import HeldOut, open_batches, open_held_out, unigram_entropy_of_rows
 from .events import Events
 from .progress import Progress
 from .rate import flops, product_rate
@@ -52,14 +52,33 @@ def train(config: Config) -> Outcome:
 
     Comm    collective. Raises MeshMpiError, alike on every rank, for whatever a user can mend.
     """
-    machine = choose_machine(Mesh(config.mesh_shape))
-    folder = RunFolder(config.run_dir, machine) if config.run_dir else None
-    try:
-        with StopRequest() as stop:  # also while compiling and loading: the run then stops after its first step
-            return _Run(config, machine, folder).run(stop)
-    finally:
-        if folder is not None:
-            folder.close()
+    folder = None
+    with StopRequest() as stop:  # also while compiling and loading: the run then stops after its first step
+        parts = _parts(config)  # before anything is made: a fault of the configuration leaves no folder, and has one text on any ranks
+        machine = choose_machine(Mesh(config.mesh_shape))
+        try:
+            folder = RunFolder(config.run_dir, machine) if config.run_dir is not None else None
+            return _Run(config, parts, machine, folder).run(stop)
+        finally:
+            if folder is not None:
+                folder.close()
+
+
+class _Parts(NamedTuple):
+    """What a configuration alone makes: the programs, the rows to train on and those held out (None: no evaluation)."""
+
+    training: Training
+    batches: object
+    held_out: HeldOut | None
+
+
+def _parts(config: Config) -> _Parts:
+    """Compile, and open the data. Communication: none. Raises whatever is wrong with layout, sizes or data."""
+    evaluation = config.data.valid is not None
+    if evaluation and not config.data.is_packed:
+        raise ConfigError(f"train: data.train is {config.data.train} and data.valid {config.data.valid}, so that evaluation would see other rows than "
+                          "training. Give data.train a token file too, or data.valid=null.")
+    return _Parts(build(config, evaluation=evaluation), open_batches(config), open_held_out(config) if evaluation else None)
 
 
 class _Records:
@@ -82,15 +101,10 @@ class _Records:
 class _Run:
     """One run, from where it begins to where it ends."""
 
-    def __init__(self, config: Config, machine, folder: RunFolder | None):
+    def __init__(self, config: Config, parts: _Parts, machine, folder: RunFolder | None):
         self.config, self.machine, self.folder = config, machine, folder
+        self.training, self.batches, self.held_out = parts
         self.text = to_yaml(config)
-        if config.data.valid is not None and not config.data.is_packed:
-            raise ConfigError(f"train: data.train is {config.data.train} and data.valid {config.data.valid}, so that evaluation would see other rows than "
-                              "training. Give data.train a token file too, or data.valid=null.")
-        self.training: Training = build(config, evaluation=config.data.valid is not None)
-        self.batches = open_batches(config)
-        self.held_out = open_held_out(config) if config.data.valid is not None else None
         checkpoint = self._found()  # before memory is taken: a damaged one is refused at once
         self.state = State(self.training.programs, config.seed, machine, extra_digest=self.text)
         self.step, self.n_tokens = self._restored(checkpoint)

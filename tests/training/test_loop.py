@@ -6,11 +6,13 @@ import shutil
 import signal
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
 from mesh_mpi.checkpoint import compare
-from mesh_mpi.errors import CheckpointError, ConfigError
+from mesh_mpi.config import parse
+from mesh_mpi.errors import CheckpointError, ConfigError, DataError, LayoutError
 from mesh_mpi.training.loop import train
 from mesh_mpi.training.run_folder import RunFolder
 from mesh_mpi.training.step import Training
@@ -145,6 +147,14 @@ def test_a_run_may_begin_with_the_parameters_of_another(undisturbed, tmp_path):
 def test_held_out_rows_for_synthetic_training_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="data.train is synthetic and data.valid bundled:sotu"):
         train(configuration(tmp_path, data={"train": "synthetic", "valid": "bundled:sotu"}))
+
+
+@pytest.mark.parametrize("wrong", [{"layout": "heads:data;d_ff:model;batch:model;vocab:model"}, {"data": {"train": "no.h5"}}, {"data": {"train": "bundled:no"}}])
+def test_a_configuration_that_cannot_run_leaves_no_folder(tmp_path, wrong):
+    keys = {**msgspec.to_builtins(configuration(tmp_path / "run")), **wrong}
+    with pytest.raises((LayoutError, DataError)):
+        train(parse(keys))
+    assert not (tmp_path / "run").exists()
 
 
 def test_event_files_hold_what_the_metrics_hold_and_a_resumed_run_s_steps_once(tmp_path, monkeypatch):
