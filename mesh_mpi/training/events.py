@@ -22,7 +22,7 @@ class Events:
     """
 
     def __init__(self, folder: RunFolder | None, last_step: int, wanted: bool):
-        self._writer = None
+        self._writer, self.error = None, None
         if wanted and folder is not None:
             on_rank_0(folder.machine, f"events of {folder.path}", lambda: self._open(folder, last_step))
 
@@ -42,10 +42,16 @@ class Events:
         """Add the scalars among ``values`` to a step."""
         if self._writer is not None:
             scalars = [self._summary.Value(tag=name, simple_value=float(values[name])) for name in SCALARS if values.get(name) is not None]
-            self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+            try:
+                self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+            except OSError as error:  # of its thread, which writes
+                self.error = self.error or error
 
     def close(self) -> None:
-        """Bring what was added to the file."""
+        """Bring what was added to the file; an error is kept, as in metrics."""
         if self._writer is not None:
-            self._writer.close()
+            try:
+                self._writer.close()
+            except OSError as error:
+                self.error = self.error or error
             self._writer = None

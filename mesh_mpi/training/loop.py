@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..checkpoint import find, load, save
 from ..config import Config, to_yaml
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, MeshMpiError
 from ..log import say
 from ..mesh import Mesh
 from ..runtime.agreement import on_rank_0
@@ -40,11 +40,12 @@ class Outcome(NamedTuple):
 
 
 class _Figures(NamedTuple):
-    """What a step took, in seconds, on the slowest rank; whether some rank was asked to stop."""
+    """What a step took, in seconds, on the slowest rank; whether some rank was asked to stop, and whether figures could not be written before it."""
 
     step_s: float
     comm_s: float
     stop: bool
+    unwritten: bool
 
 
 def train(config: Config) -> Outcome:
@@ -85,7 +86,22 @@ class _Records:
     """Where figures go: metrics.jsonl, and event files if asked for."""
 
     def __init__(self, folder: RunFolder | None, last_step: int, tensorboard: bool):
-        self._all = [Metrics(folder, last_step), Events(folder, last_step, tensorboard)]
+        self.folder, self._all = folder, [Metrics(folder, last_step), Events(folder, last_step, tensorboard)]
+
+    @property
+    def failed(self) -> bool:
+        """Whether something could not be written, here."""
+        return any(record.error is not None for record in self._all)
+
+    def check(self, checkpoint: str | None) -> None:
+        """Raise what could not be written, alike on every rank. Comm: a verdict of rank 0."""
+        def refuse():
+            error = next((record.error for record in self._all if record.error is not None), None)
+            if error is not None:
+                raise MeshMpiError(f"metrics of {self.folder.path}: {error.strerror or error}, so the run ends. Its last checkpoint is {checkpoint}. "
+                                   "Free some space, or mend the file system; the same command goes on from there.")
+        if self.folder is not None:
+            on_rank_0(self.folder.machine, f"metrics of {self.folder.path}", refuse)
 
     def write(self, **values) -> None:
         """Add the figures of a step, one of them ``step``."""
@@ -152,7 +168,9 @@ class _Run:
         self.batches.start(self.step + 1)
         try:
             while self.step < c.train.steps and code == DONE:
-                taken, figures = self._take(stop)
+                taken, figures = self._take(stop, metrics)
+                if figures.unwritten:
+                    metrics.check(self.checkpoint)
                 times = [*times[-49:], figures.step_s]
                 self.losses = [*self.losses[1 - LAST_LOSSES:], taken.loss]
                 bad = 0 if taken.applied else bad + 1
@@ -164,6 +182,8 @@ class _Run:
                     code = CHECKPOINTED
             if code != NOT_FINITE:
                 self._save(progress)
+            metrics.close()
+            metrics.check(self.checkpoint)
         finally:
             self.batches.close()
             progress.close()
@@ -188,14 +208,14 @@ class _Run:
             return None
         return on_rank_0(self.machine, "train", lambda: unigram_entropy_of_rows(self.batches.tokens))
 
-    def _take(self, stop: StopRequest) -> tuple[StepMetrics, _Figures]:
+    def _take(self, stop: StopRequest, metrics: _Records) -> tuple[StepMetrics, _Figures]:
         comm, start = self.machine.comm_s, time.perf_counter()
         taken = self.training.run_step(self.state, self.step + 1, self.batches.feeds(self.step + 1))
         step_s = time.perf_counter() - start
         self.step += 1
         self.n_tokens += taken.n_tokens
-        step_s, comm_s, asked = self.machine.maxima([step_s, self.machine.comm_s - comm, float(stop.requested)])
-        return taken, _Figures(step_s, comm_s, asked > 0)
+        step_s, comm_s, asked, failed = self.machine.maxima([step_s, self.machine.comm_s - comm, float(stop.requested), float(metrics.failed)])
+        return taken, _Figures(step_s, comm_s, asked > 0, failed > 0)
 
     def _report(self, metrics: _Records, progress: Progress, taken: StepMetrics, figures: _Figures, times, rate: float) -> None:
         c = self.config

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..log import say
 from ..runtime.agreement import on_rank_0
 
 METRICS = "metrics.jsonl"
@@ -70,38 +71,52 @@ class Metrics:
     """``metrics.jsonl``, a line a step and a line an evaluation, written by rank 0.
 
     Opening keeps the lines up to ``last_step`` and drops later ones (of steps that a resumed run takes again), so that there is neither gap nor double.
+    Writing never raises: the first ``error`` (a full disk) is kept, what follows it is dropped, and the loop asks.
     """
 
     def __init__(self, folder: RunFolder | None, last_step: int):
-        self._file = None
+        self._file, self.error = None, None
         if folder is not None:
             on_rank_0(folder.machine, f"metrics of {folder.path}", lambda: self._open(folder.path / METRICS, last_step))
 
     def _open(self, path: Path, last_step: int) -> None:
-        kept = []
-        if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    if json.loads(line)["step"] <= last_step:
-                        kept.append(line)
-                except (ValueError, KeyError, TypeError):
-                    continue  # the half line of a run that was killed while writing
+        kept, damaged = [], 0
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            try:
+                if json.loads(line.decode())["step"] <= last_step:
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                damaged += 1  # the half line of a run that was killed while writing, if no more
+        if damaged:
+            say(f"metrics of {path.parent}: {damaged} of {damaged + len(kept)} lines were damaged and are left out")
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(line + "\n" for line in kept))
+        with open(partial, "wb") as file:
+            file.write(b"".join(line + b"\n" for line in kept))
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
-        self._file = open(path, "a", buffering=1)
+        self._file = open(path, "ab", buffering=0)
 
     def write(self, **values) -> None:
         """Append a line; numbers that are not finite are written as null."""
-        if self._file is not None:
-            clean = {k: None if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in values.items()}
-            self._file.write(json.dumps(clean) + "\n")
+        if self._file is None or self.error is not None:
+            return
+        clean = {k: None if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in values.items()}
+        rest = (json.dumps(clean) + "\n").encode()
+        try:
+            while rest:
+                rest = rest[self._file.write(rest):]
+        except OSError as error:
+            self.error = error
 
     def close(self) -> None:
-        """Bring the file to disk and close it."""
+        """Bring the file to disk and close it; twice does no harm."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
+            try:
+                os.fsync(self._file.fileno())
+                self._file.close()
+            except OSError as error:
+                self.error = self.error or error
             self._file = None
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from mesh_mpi.checkpoint import compare
 from mesh_mpi.config import parse
-from mesh_mpi.errors import CheckpointError, ConfigError, DataError, LayoutError
+from mesh_mpi.errors import CheckpointError, ConfigError, DataError, LayoutError, MeshMpiError
 from mesh_mpi.training.loop import train
-from mesh_mpi.training.run_folder import RunFolder
+from mesh_mpi.training.run_folder import Metrics, RunFolder
 from mesh_mpi.training.step import Training
 from training.running import KEYS, configuration, lines, losses
 
@@ -155,6 +155,26 @@ def test_a_configuration_that_cannot_run_leaves_no_folder(tmp_path, wrong):
     with pytest.raises((LayoutError, DataError)):
         train(parse(keys))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\x00\n", b"[" * 100_000 + b"\n", b'{"step": ' + b"9" * 5000 + b"}\n", b"null\n"])
+def test_damaged_lines_of_metrics_are_left_out_and_told_and_all_others_stay(undisturbed, tmp_path, capsys, damage):
+    shutil.copytree(undisturbed, tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_bytes(damage + file.read_bytes())
+    assert train(configuration(tmp_path / "run"))[:2] == (0, 6)
+    assert losses(tmp_path / "run") == losses(undisturbed)
+    assert "1 of 9 lines were damaged and are left out" in capsys.readouterr().err
+
+
+def test_a_full_disk_under_the_metrics_ends_the_run_with_a_reason_and_the_last_checkpoint_goes_on(undisturbed, tmp_path, monkeypatch):
+    def fill(metrics, path, last_step):
+        metrics._file = open("/dev/full", "wb", buffering=0)
+
+    with monkeypatch.context() as patch, pytest.raises(MeshMpiError, match="No space left on device, so the run ends. Its last checkpoint is None"):
+        patch.setattr(Metrics, "_open", fill)
+        train(configuration(tmp_path, train={"checkpoint_every": 4}))
+    assert train(configuration(tmp_path))[:2] == (0, 6) and losses(tmp_path) == losses(undisturbed)
 
 
 def test_event_files_hold_what_the_metrics_hold_and_a_resumed_run_s_steps_once(tmp_path, monkeypatch):
