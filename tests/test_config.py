@@ -214,11 +214,14 @@ def test_a_configuration_cannot_be_changed():
 SHIPPED = sorted(str(path.relative_to(cfg.find("runs/quickstart.yaml").parents[1])) for path in cfg.find("runs/quickstart.yaml").parents[1].rglob("*.yaml"))
 
 
+LAYOUTS = [name for name in SHIPPED if name.startswith("layouts/") and "/paper/" not in name]  # the paper's are for its sizes only
+
+
 @pytest.mark.parametrize("name", [name for name in SHIPPED if not name.startswith("layouts/")])
 def test_every_configuration_that_is_shipped_loads_from_any_folder(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert cfg.load(name) == cfg.load(f"configs/{name}")
-    for layout in (name for name in SHIPPED if name.startswith("layouts/")):
+    for layout in LAYOUTS:
         (tmp_path / "run.yaml").write_text(f"include: [{cfg.find(name)}, {cfg.find(layout)}]\n")
         assert cfg.load("run.yaml").n_sequences
 
@@ -234,6 +237,17 @@ def test_the_paper_s_series_has_the_paper_s_sizes(name, billions, n_ranks):
     assert (config.schedule.name, config.schedule.decay_steps, config.train.steps) == ("warmup_rsqrt_decay", 13600, 136000)
 
 
+@pytest.mark.parametrize("name, layout, n_ranks", [("nhalf", "batch32", 32), ("n1", "batch32", 32), ("n2", "model4_batch8", 32), ("n4", "model4_batch8", 32),
+                                                   ("n8", "model8_batch16", 128), ("n16", "model32_batch16", 512), ("n32", "model32_batch16", 512)])
+def test_the_paper_s_series_compiles_on_the_paper_s_meshes(name, layout, n_ranks, write):
+    from mesh_mpi.training.step import build
+
+    config = cfg.load(write(f"include: [{cfg.find(f'models/lm_{name}.yaml')}, {cfg.find(f'layouts/paper/{layout}.yaml')}]\n"))
+    program = build(config).step_program
+    assert program.mesh.size == n_ranks and not program.warnings
+    assert {c.axes for c in program.collectives()} <= {("model",), ("batch",)}
+
+
 def test_the_yardstick_s_configuration_is_the_yardstick_s_model():
     config = cfg.load("runs/bench_lm.yaml")
     m = config.model
@@ -243,7 +257,7 @@ def test_the_yardstick_s_configuration_is_the_yardstick_s_model():
     assert (o.name, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm, config.schedule.learning_rate) == ("adam", 0.9, 0.999, 1e-8, 0.0, None, 1e-3)
 
 
-@pytest.mark.parametrize("layout", [name for name in SHIPPED if name.startswith("layouts/")])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_that_is_shipped_is_legal_for_the_first_run_and_gives_its_losses(layout, write):
     from mesh_mpi.training.measure import MeasuredStep
     from mesh_mpi.training.step import build
