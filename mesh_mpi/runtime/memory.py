@@ -20,7 +20,7 @@ def allocate(n_bytes: int) -> np.ndarray:
     """Return ``n_bytes`` zero bytes, 64-byte aligned. The one place where the runtime takes memory, so that it can be pinned."""
     try:
         raw = np.empty(max(n_bytes, 1) + ALIGN, np.uint8)
-    except MemoryError:
+    except (MemoryError, ValueError):  # ValueError: more bytes than an address has
         raise MeshMpiError(f"state: {n_bytes / 2**30:.2f} GiB could not be allocated on a rank. Use more ranks, split more "
                            "dimensions, or make the batch smaller.") from None
     start = -raw.ctypes.data % ALIGN
