@@ -160,7 +160,10 @@ def contents_checksum(found: Description) -> str:
 
 def read_configuration(path) -> str:
     """Return the resolved YAML that a checkpoint was saved with. Communication: none. Raises CheckpointError."""
-    return describe(path).texts[CONFIGURATION]
+    found = describe(path)
+    if CONFIGURATION not in found.texts:
+        raise CheckpointError(f"checkpoint {path}: {found.path} is a {found.attributes['format']} file and holds no configuration. Give a checkpoint.")
+    return found.texts[CONFIGURATION]
 
 
 def saved_at(path: Path) -> float:
