@@ -20,6 +20,7 @@ LATEST = "latest"
 PARTIAL, REMOVED = ".partial", ".removed"
 _STEP = re.compile(r"step_(\d{8,})")
 _NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+_IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -43,7 +44,7 @@ def steps_in(folder: Path) -> list[int]:
 def latest_name(folder: Path) -> str | None:
     """Return the name in ``latest``, or None if there is no such file."""
     try:
-        return (folder / LATEST).read_text().strip()
+        return (folder / LATEST).read_bytes().decode(errors="backslashreplace").strip()
     except FileNotFoundError:
         return None
 
@@ -53,7 +54,13 @@ def resolve(path) -> Path:
 
     Raises CheckpointError if there is none.
     """
-    path = Path(path)
+    try:
+        return _resolved(Path(path))
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: {_reason(error)}. Give a checkpoint's folder, a run's folder, or an HDF5 file.") from None
+
+
+def _resolved(path: Path) -> Path:
     if path.is_file():
         return path
     if (path / FILE).is_file():
@@ -164,14 +171,18 @@ def _code(error: OSError) -> int | None:
 
 
 def _reason(error: OSError) -> str:
-    code = _code(error)
-    return f"{os.strerror(code)} (errno {code})" if code else str(error)
+    code, place = _code(error), error.filename2 or error.filename
+    if not code:
+        return str(error)
+    return f"{os.strerror(code)} (errno {code})" + (f": {place}" if code in _IN_THE_WAY and place else "")
 
 
 def _advice(error: OSError) -> str:
     code = _code(error)
     if code in _NO_SPACE:
         return "Free some space, or keep fewer checkpoints."
+    if code in _IN_THE_WAY:
+        return "Move away what stands there under that name."
     if code in _NOT_ALLOWED:
         return "Choose a run_dir in which rank 0 may write."
     return "See that the file system is there and writable."
