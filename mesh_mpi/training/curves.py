@@ -16,6 +16,7 @@ from .run_folder import METRICS
 
 FORMATS = (".png", ".svg", ".pdf")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # told apart also by the colour-blind
+LARGEST = 1e30  # beyond it, a number of a run that diverged is not drawn: axes have an end
 SMOOTHED_PARTS = 50  # the smoothing's window is this part of a run
 
 
@@ -32,19 +33,20 @@ def read_curves(run: str | Path) -> Curves:
     """Return the curves of a run's folder, or of a metrics file. Raises ConfigError if there is none, or no step in it."""
     path = Path(run) / METRICS if Path(run).is_dir() else Path(run)
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"plot: {path} cannot be read: {getattr(error, 'strerror', None) or error}. Give the folder of a run, which holds {METRICS}.") from None
+        lines = path.read_bytes().decode(errors="replace").splitlines()
+    except OSError as error:
+        raise ConfigError(f"plot: {path} cannot be read: {error.strerror or error}. Give the folder of a run, which holds {METRICS}.") from None
     found: dict[str, list] = {"loss": [], "valid_loss": [], "tokens_per_s": []}
     for line in lines:
         try:
             values = json.loads(line)
             step = int(values["step"])
-        except (ValueError, KeyError, TypeError):
-            continue  # half a line of a run that is writing
-        for key, points in found.items():
-            if isinstance(values.get(key), (int, float)):
-                points.append((step, float(values[key])))
+            numbers = {key: float(values[key]) for key in found if isinstance(values.get(key), (int, float))}
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue  # half a line of a run that is writing, or a damaged one
+        for key, number in numbers.items():
+            if 0 <= step < 2**63 and abs(number) < LARGEST:
+                found[key].append((step, number))
     if not found["loss"]:
         raise ConfigError(f"plot: {path} has {len(lines)} lines and no step's loss in them. Give the folder of a run that has taken a step.")
     return Curves(str(run), found["loss"], found["valid_loss"], found["tokens_per_s"])
