@@ -114,6 +114,8 @@ def evaluate_checkpoint(source: str, overrides: Sequence[str] = (), data: str | 
     """
     if not math.isfinite(logit_scale) or at_most < 0:
         raise ConfigError(f"evaluate: the logit scale is {logit_scale} and the number of batches {at_most}. Give a number, and at least 0 batches (0: all).")
+    if data == "":
+        raise ConfigError("evaluate: --data is empty. Give a token file or bundled:sotu, or leave --data out.")
     trained = open_trained(source, overrides, "evaluate")
     if data is None and trained.config.data.valid is None:
         raise ConfigError(f"evaluate: the run of {source} has no data.valid. Give --data with a token file, or --data bundled:sotu.")
