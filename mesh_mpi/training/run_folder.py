@@ -31,24 +31,29 @@ class RunFolder:
     """
 
     def __init__(self, path: str, machine):
-        self.path, self.machine = Path(path), machine
+        self.given, self.path, self.machine = path, Path(path), machine
         self._lock = None
         on_rank_0(machine, f"run_dir {path}", self._open)
 
     def _open(self) -> None:
         try:
+            if not self.given:
+                raise ValueError("it is empty")
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "run.lock", "a+")
-        except OSError as error:
-            raise ConfigError(f"run_dir: {self.path} cannot be written: {error.strerror or error}. Choose another run_dir, or mend its permissions.") from None
+            self._lock = open(self.path / "run.lock", "a+", errors="replace")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"run_dir: {self.given!r} cannot be written: {getattr(error, 'strerror', None) or error}. "
+                              "Choose another run_dir, or mend its permissions.") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "an unknown process"
             self._lock.close()
             self._lock = None
             raise ConfigError(f"run_dir: {self.path} is in use by another run ({holder}). Wait for it to end, or choose another run_dir.") from None
+        except OSError as error:  # some file systems of clusters have no locks
+            say(f"run_dir: {self.path} cannot be locked ({error.strerror or error}). See to it that no other run has the same run_dir.")
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         self._lock.flush()
