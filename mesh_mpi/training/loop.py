@@ -149,6 +149,10 @@ class _Run:
                 load(self.state, find(None, c.init_from, self.machine), only="parameters", verified=True)
             return 0, 0
         counters = load(self.state, checkpoint, verified=True)
+        missing = [name for name in ("rows_consumed", "tokens") if name not in counters]
+        if missing:
+            raise CheckpointError(f"resume from {checkpoint.parent}: it has no {' and no '.join(missing)} in /state, so no training loop saved it. "
+                                  "Use init_from to begin anew with its parameters.")
         step, rows = int(counters["step"]), int(counters["rows_consumed"])
         differ = [f"{what} {then} there and {now} here" for what, then, now in (
             ("seed", int(counters["seed"]), c.seed), ("sequences a step", rows // max(step, 1), c.n_sequences)) if step and then != now]
