@@ -61,7 +61,8 @@ def defaults() -> str:
     def blocks(**section) -> dict[str, list[str]]:
         return _blocks(cfg.to_yaml(cfg.parse({**least, **section})))
 
-    lines = ["# Every key with its default, and what it means. No default: the value is that of " + EXAMPLE + "."]
+    lines = ["# Every key with its default, and what it means. No default: the value is that of " + EXAMPLE + ".",
+             "# A key that is left out has its default. With \"include: other.yaml\" (a path from this file, or a list of them) that file's keys come first."]
     for key, block in blocks().items():
         value = getattr(cfg.parse(least), key)
         kind = type(value).__name__ if isinstance(value, schema.Section) else None

@@ -59,7 +59,7 @@ def _overview(words: list[str]) -> int:
         except PackageNotFoundError:
             print("mesh-mpi, not installed")
         return 0
-    print("usage: mesh-mpi COMMAND ...\n\ncommands (mesh-mpi COMMAND --help says more):")
+    print("usage: mesh-mpi COMMAND ...\n       mesh-mpi --version\n\ncommands (mesh-mpi COMMAND --help says more):")
     for name, text in COMMANDS.items():
         print(f"  {name:<10} {text}")
     return 0 if words else 2

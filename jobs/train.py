@@ -4,8 +4,9 @@
     mesh-mpi launch -n 4 -- train runs/quickstart.yaml train.steps=500 run_dir=runs/longer
     srun --mpi=pmi2 mesh-mpi train my.yaml                  under Slurm; SIGUSR1 saves and ends with code 85
 
-Without a launcher the ranks of the mesh are simulated in this process. run_dir (default: runs/NAME) takes metrics.jsonl, checkpoints,
-config.resolved.yaml and environment.txt. Exit codes: 0 done, 2 bad input, 85 saved on request, other: failure.
+Ctrl-C under launch saves and ends with code 85 too. Without a launcher the ranks of the mesh are simulated in this process, SIGUSR1 saves, and
+Ctrl-C ends at once. Another mesh_shape or layout may go on with the run. run_dir (default: runs/NAME, by the configuration's name) takes
+metrics.jsonl, checkpoints, config.resolved.yaml and environment.txt. Exit codes: 0 done, 2 bad input, 85 saved on request, other: failure.
 """
 
 from __future__ import annotations
@@ -34,5 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome.code == 0:
         say(f"done: {outcome.step} steps. The checkpoint is {outcome.checkpoint}\n"
             f"next:  mesh-mpi inspect {outcome.checkpoint}\n"
-            f"       mesh-mpi evaluate {config.run_dir}")
+            f"       mesh-mpi evaluate {config.run_dir}{'' if config.data.valid else ' --data FILE.h5'}\n"
+            f"       mesh-mpi generate {config.run_dir} --temperature 0.7\n"
+            f"       mesh-mpi plot {config.run_dir}")
     return outcome.code

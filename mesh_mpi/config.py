@@ -135,7 +135,8 @@ def _read(path: Path, faults: _Faults, trail: tuple[Path, ...]) -> _Entry:
         if not isinstance(name, str):
             faults.cannot_read(f"{include.where}: include holds {_shown(name)}. Write the path of a YAML file, relative to this one, or a list of paths.")
         elif not (path.parent / name).is_file():
-            faults.cannot_read(f"{include.where}: include names {name!r}, and there is no file {path.parent / name}. Paths are relative to this file.")
+            faults.cannot_read(f"{include.where}: include names {name!r}, and there is no file {path.parent / name}. Paths are relative to this file; "
+                                "those of the package's own files are not found from here: write their keys instead.")
         else:
             _merge(under.value, _read(path.parent / name, faults, (*trail, path.resolve())).value)
     _merge(under.value, tree.value)

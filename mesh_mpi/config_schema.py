@@ -117,8 +117,8 @@ class LinearWarmup(Section, tag="linear_warmup", tag_field="name"):
     """learning_rate * min(1, step / warmup_steps)."""
 
     name: ClassVar[str] = "linear_warmup"
-    learning_rate: NonNegative = 1e-3  # the factor of the formula
-    warmup_steps: Count = 10_000  # steps until the rate falls
+    learning_rate: NonNegative = 1e-3  # the highest, reached at step warmup_steps and kept
+    warmup_steps: Count = 10_000  # steps in which the rate rises
 
 
 class Noam(Section, tag="noam", tag_field="name"):
@@ -177,7 +177,7 @@ class Train(Section):
     steps: Count = 1000  # of the whole run, T in the schedules
     microbatches: Count = 1  # the step's batch is taken in so many pieces
     tokens_per_microbatch_per_replica: Count | None = None  # or: in as few pieces as give a replica no more tokens at once
-    checkpoint_every: Number = 0  # steps between checkpoints
+    checkpoint_every: Number = 0  # steps between checkpoints; the last step is saved in any case
     evaluate_every: Number = 0  # steps between evaluations on data.valid
     evaluate_batches: Number = 0  # batches of the held-out rows in an evaluation; 0: all of them
     log_every: Number = 10  # steps between lines of the log
@@ -217,7 +217,7 @@ class Config(Section):
     storage: dict[str, str] = {}  # class (parameters, optimizer) to rules; a class without them lies as layout says
     strict_layout: bool = False  # a ruled dimension that must be whole is an error, not an allgather
     seed: Seed = 0  # of the initial values, the dropout and the order of the data
-    run_dir: str | None = None  # the folder of the run's files; null: none are written
+    run_dir: str | None = None  # the folder of the run's files; null: none are written (mesh-mpi train: runs/NAME, by the file's name)
     float_type: Literal["float32", "float64"] = "float32"  # of variables and computation
     resume: str = "auto"  # auto: from run_dir's newest checkpoint if there is one; never; or a path
     init_from: str | None = None  # a checkpoint whose variables are the initial values

@@ -68,7 +68,7 @@ class TokenRows:
         found, advice = [], []
         if self.length != length:
             found.append(f"rows of {self.length} positions and model.length is {length}")
-            advice.append(f"Set model.length={self.length}, or prepare the text again with --length {length}.")
+            advice.append(f"Train with model.length={self.length}, or prepare the text again with --length {length}.")
         if self.vocab_size > vocab_size:
             found.append(f"{self.vocab_size} symbols (vocabulary {self.vocabulary.name!r}) and model.vocab_size is {vocab_size}")
             advice.append(f"Set model.vocab_size={self.vocab_size}.")
