@@ -179,7 +179,7 @@ class _Run:
                 self.losses = [*self.losses[1 - LAST_LOSSES:], taken.loss]
                 bad = 0 if taken.applied else bad + 1
                 self._report(metrics, progress, taken, figures, times, rate)
-                self._between(metrics, progress)
+                self._between(metrics, progress, taken.applied)
                 if c.train.max_bad_steps and bad >= c.train.max_bad_steps:
                     code = NOT_FINITE
                 elif figures.stop and self.step < c.train.steps:
@@ -233,15 +233,15 @@ class _Run:
         if not taken.applied:
             progress.line(f"step {self.step}: the gradient's norm is {taken.grad_norm}; nothing was changed")
 
-    def _between(self, metrics: _Records, progress: Progress) -> None:
-        """Evaluate and save if this step asks for it."""
+    def _between(self, metrics: _Records, progress: Progress, applied: bool) -> None:
+        """Evaluate and save if this step asks for it; not after a step that changed nothing, or a run that diverged would push out its good checkpoints."""
         t = self.config.train
         if self.held_out is not None and t.evaluate_every and (self.step % t.evaluate_every == 0 or self.step == t.steps):
             start = time.perf_counter()
             loss = self.training.evaluate(self.state, self.held_out.all(t.evaluate_batches))
             metrics.write(step=self.step, valid_loss=loss, valid_s=time.perf_counter() - start)
             progress.line(f"step {self.step}: held-out loss {loss:.4f}")
-        if t.checkpoint_every and self.step % t.checkpoint_every == 0:
+        if t.checkpoint_every and self.step % t.checkpoint_every == 0 and applied:
             self._save(progress)
 
     def _save(self, progress: Progress) -> None:

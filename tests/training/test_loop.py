@@ -135,7 +135,8 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_marked(undistur
 
 def test_a_run_ends_with_1_after_too_many_steps_without_a_finite_gradient(tmp_path, monkeypatch, capsys):
     at_step(monkeypatch, 3, lambda state: state.assign("final_norm/scale", np.full(16, np.nan, np.float32)))
-    assert train(configuration(tmp_path, steps=20, train={"max_bad_steps": 2}))[:2] == (1, 4)
+    assert train(configuration(tmp_path, steps=20, train={"max_bad_steps": 2, "checkpoint_every": 1, "keep_last": 1}))[:2] == (1, 4)
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step_00000002\n"  # bad steps push no good checkpoint out
     assert "2 steps in a row had no finite gradient, up to step 4" in capsys.readouterr().err
 
 
