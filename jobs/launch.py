@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mesh_mpi.errors import LaunchError
+from mesh_mpi.errors import LaunchError, nearest
 from mesh_mpi.jobs import COMMANDS
 
 MOST_RANKS_A_CORE = 32  # more is a slip of the finger, and takes the machine down
@@ -240,7 +240,11 @@ def _program(command: list[str]) -> list[str]:
         return [sys.executable, "-m", "mesh_mpi.jobs.main", *command]
     if first.endswith(".py"):
         return [sys.executable, *command]
-    return [sys.executable, *command[1:]] if first in ("python", "python3") else list(command)
+    if first in ("python", "python3"):
+        return [sys.executable, *command[1:]]
+    if shutil.which(first) is None:
+        raise LaunchError(f"launch: {first!r} is neither a command of mesh-mpi nor a program on the path.{nearest(first, COMMANDS)}")
+    return list(command)
 
 
 def _cores() -> int:

@@ -214,3 +214,17 @@ def test_a_relayout_by_rules_that_do_not_fit_is_refused():
     assert text == "relayout of x[batch=8, io=4]: rules 'batch:data;io:data' put two dimensions on one axis."
     text = message(LayoutError, lambda: mm.compile({"y": mm.relayout(X, "io:data")}, mesh_shape="data:3"))
     assert text == "relayout of x[batch=8, io=4]: io=4 does not divide over data=3."
+
+
+def test_a_fraction_beside_whole_numbers_is_refused_when_the_graph_is_built():
+    ids = mm.placeholder("ids", [mm.Dimension("batch", 4)], "int32")
+    with pytest.raises(mm.MeshMpiError, match="is of int32 and 0.5 is a fraction"):
+        ids + 0.5
+    assert (ids + 2).dtype == "int32"
+
+
+def test_a_function_of_a_number_alone_and_outputs_without_names_are_refused():
+    with pytest.raises(mm.MeshMpiError, match="relu: 3 holds no tensor"):
+        mm.relu(3)
+    with pytest.raises(mm.MeshMpiError, match="Give a mapping of names to tensors"):
+        mm.compile(outputs=mm.placeholder("x"))

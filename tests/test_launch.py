@@ -180,3 +180,8 @@ def test_the_rank_is_read_from_a_launcher_s_own_variables_only():
 def test_a_number_of_ranks_that_would_take_the_machine_down_is_refused():
     with pytest.raises(LaunchError, match="100000 ranks on 1 node.* more than 32 a core"):
         launch.prepare(100_000, ["train.py"], environment={})
+
+
+def test_a_misspelt_command_is_refused_before_anything_starts():
+    with pytest.raises(LaunchError, match="'trian' is neither a command of mesh-mpi nor a program.* Did you mean 'train'"):
+        launch.prepare(2, ["trian", "x.yaml"], environment=os.environ)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Mapping
 
 from ..errors import DimensionError, GraphError
 from ..graph.gradients import reachable
@@ -52,6 +53,8 @@ def compile(outputs=None, updates=(), mesh_shape="", layout="", storage=None, na
 
     Communication: none; compilation is pure. Raises MeshError, LayoutError, DimensionError or GraphError, with every fault found.
     """
+    if outputs is not None and not isinstance(outputs, Mapping):
+        raise GraphError(f"compile: outputs is {outputs!r}. Give a mapping of names to tensors, {{\"loss\": loss}}.")
     outputs, updates = dict(outputs or {}), list(updates)
     mesh, layout = Mesh(mesh_shape), Rules(layout)
     rules = PlacementRules(mesh, layout, {c: Rules(r) for c, r in (storage or {}).items()}, strict_layout)

@@ -83,9 +83,14 @@ def pointwise(kind: str, *operands) -> Tensor:
     Raises  DimensionError for outer forms, DtypeError for mixed element types or an operand that is no number.
     """
     scalars = tuple((i, x) for i, x in enumerate(operands) if not isinstance(x, Tensor))
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    if not tensors:
+        raise DtypeError(f"{kind}: {', '.join(map(repr, operands))} holds no tensor. Give at least one; numbers alone are Python's business.")
     for _, x in scalars:
         if not isinstance(x, (int, float)):
             raise DtypeError(f"{kind}: operand {x!r} is neither a tensor nor a number.")
+        if isinstance(x, float) and not tensors[-1].dtype.startswith("float"):
+            raise DtypeError(f"{kind}: {tensors[-1]!r} is of {tensors[-1].dtype} and {x!r} is a fraction. Cast the tensor first (mm.cast), or give a whole number.")
     if kind == "add" and not scalars and set(operands[0].shape) == set(operands[1].shape) and operands[0].dtype == operands[1].dtype:
         return build("add_n", operands)[0]  # so that equal partial sums are added before they are reduced
     if kind == "mul" and len(scalars) == 1:  # gradients begin with ones: a number times a constant is a constant

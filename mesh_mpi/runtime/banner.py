@@ -26,6 +26,7 @@ def banner(state) -> str:
     lines = [f"mesh {state.mesh}: {where}",
              f"memory of a rank: variables {bytes_text(state.variable_bytes)} + arena {bytes_text(state.arena_bytes)} = {bytes_text(state.peak_bytes)}"]
     lines += [f"program {p.name}: {len(p.instructions)} instructions, {len(p.collectives())} collectives, digest {p.digest[:16]}" for p in state.programs]
+    lines += [f"warning: {text}" for text in dict.fromkeys(w for p in state.programs for w in p.warnings)]
     lines.append(f"mesh_mpi {package_version()}, kernels {kernels_digest()[:8]}, Python {platform.python_version()}, NumPy {np.__version__}"
                  + _version_of("mpi4py", not machine.is_simulated))
     return "\n".join(lines)

@@ -196,3 +196,18 @@ def test_without_the_package_event_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(ConfigError, match=r"train.tensorboard needs the package tensorboard .*pip install 'mesh-mpi\[tensorboard\]'"):
         train(configuration(tmp_path, train={"tensorboard": True}))
+
+
+def test_ctrl_c_without_a_launcher_asks_to_stop_and_a_second_one_ends():
+    import os
+    import signal
+
+    from mesh_mpi.training.stop import StopRequest
+
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):  # the handler runs between two of these
+                pass
