@@ -9,13 +9,18 @@ A command is a module of this folder with ``add_arguments(parser)`` and ``run(ar
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from mesh_mpi.errors import MeshMpiError, nearest
 from mesh_mpi.jobs import COMMANDS
-from mesh_mpi.log import is_speaker, say
+from mesh_mpi.log import is_speaker, launcher_rank, say
+
+
+_NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -42,13 +47,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # launch keeps all that follows its first word; elsewhere options and key=value may stand in any order
     parsed = (parser.parse_args if name == "launch" else parser.parse_intermixed_args)(words[1:])
     try:
-        return command.run(parsed)
+        code = command.run(parsed)
+        sys.stdout.flush()
+        return code
     except MeshMpiError as error:
         from mesh_mpi.runtime.abort import report  # it knows whether MPI has started, and agrees with the other ranks if so
 
         return report(error)
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_OUTPUT or launcher_rank() is not None:
+            raise
+        return _unprinted(name, error)
+
+
+def _unprinted(name: str, error: OSError) -> int:
+    """Say that the output has no reader, or no room; in silence where a reader such as ``head`` had enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still holds back goes there
+    if not isinstance(error, BrokenPipeError):
+        say(f"{name}: the output cannot be written: {error.strerror or error}. See where it goes.")
+    return 141 if isinstance(error, BrokenPipeError) else 2
 
 
 def _overview(words: list[str]) -> int:
