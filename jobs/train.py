@@ -23,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; return the exit code."""
+    from mesh_mpi.training.stop import StopRequest
+
+    with StopRequest() as stop:  # before what takes time: from here on a signal saves
+        return _train(arguments, stop)
+
+
+def _train(arguments: argparse.Namespace, stop) -> int:
     from mesh_mpi.config import load
     from mesh_mpi.log import say
 
@@ -31,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         config = load(arguments.config, [*arguments.overrides, f"run_dir=runs/{Path(arguments.config).stem}"])
     from mesh_mpi.training.loop import train
 
-    outcome = train(config)
+    outcome = train(config, stop)
     if outcome.code == 0:
         say(f"done: {outcome.step} steps. The checkpoint is {outcome.checkpoint}\n"
             f"next:  mesh-mpi inspect {outcome.checkpoint}\n"

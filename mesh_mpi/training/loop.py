@@ -6,6 +6,7 @@ same whether it was interrupted before or not.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from typing import NamedTuple
@@ -48,13 +49,13 @@ class _Figures(NamedTuple):
     unwritten: bool
 
 
-def train(config: Config) -> Outcome:
-    """Train as configured: resume if there is something to resume, save, evaluate, stop when asked.
+def train(config: Config, stop: StopRequest | None = None) -> Outcome:
+    """Train as configured: resume if there is something to resume, save, evaluate, stop when asked (by ``stop``, if it is open already).
 
     Comm    collective. Raises MeshMpiError, alike on every rank, for whatever a user can mend.
     """
     folder = None
-    with StopRequest() as stop:  # also while compiling and loading: the run then stops after its first step
+    with contextlib.nullcontext(stop) if stop is not None else StopRequest() as stop:  # also while compiling and loading: the run then stops after its first step
         parts = _parts(config)  # before anything is made: a fault of the configuration leaves no folder, and has one text on any ranks
         machine = choose_machine(Mesh(config.mesh_shape))
         try:
