@@ -6,9 +6,11 @@ import gzip
 import hashlib
 import re
 import shutil
+import signal
+import sys
 
 import pytest
-from mpi_runner import run_ranks
+from mpi_runner import import_path, run_group, run_ranks
 
 from mesh_mpi import checkpoint
 from mesh_mpi.config import load
@@ -25,6 +27,7 @@ model: {d_model: 16, d_ff: 32, heads: 4, d_kv: 4, layers: 1, vocab_size: 258, vo
 data: {train: "bundled:sotu", valid: "bundled:sotu"}
 train: {steps: 4, log_every: 0, evaluate_every: 4, evaluate_batches: 1, checkpoint_every: 2}
 """
+FULL = "config: the output cannot be written: No space left on device. See where it goes.\n"
 TRAIN, NEW = ["train", "tiny.yaml"], "run_dir=new"
 PREPARE = ["prepare", "--length", "16"]
 MESSAGES = {  # words of the command, in a folder that ``world`` makes: the beginning of the message, a regular expression
@@ -181,3 +184,20 @@ def test_a_run_gets_over_damage_of_what_it_can_make_anew(case, world, tmp_path, 
     assert main.main([*TRAIN, "run_dir=run", "train.steps=5"]) == 0
     assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step_00000005\n"
     assert main.main(["inspect", "run", "--verify"]) == 0
+
+
+@pytest.mark.parametrize(("reader", "code", "said"), [("| true", 141, ""), ("> /dev/full", 2, FULL)])
+def test_output_without_a_reader_or_without_room_ends_without_a_traceback(reader, code, said):
+    command = f"set -o pipefail; {{ sleep 0.3; exec {sys.executable} -m mesh_mpi.jobs.main config --defaults; }} {reader}"
+    result = run_group(["bash", "-c", command], 60, import_path())
+    assert (result.returncode, result.stderr) == (code, said)
+
+
+def test_a_signal_before_the_configuration_is_read_saves_after_the_first_step(world, tmp_path, monkeypatch):
+    def load_and_be_asked(*given):
+        signal.raise_signal(signal.SIGUSR1)
+        return load(*given)
+
+    monkeypatch.setattr("mesh_mpi.config.load", load_and_be_asked)
+    assert main.main(["train", str(world / "tiny.yaml"), f"run_dir={tmp_path}"]) == 85
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step_00000001\n"
