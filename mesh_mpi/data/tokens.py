@@ -61,7 +61,16 @@ class TokenRows:
                 begin, end = int(wanted[first]), int(wanted[last - 1]) + 1
                 targets[first:last] = self._targets[begin:end, :stop]
                 segments[first:last] = self._segments[begin:end, :stop]
+        self._check_rows(wanted, targets)
         return {name: array[places] for name, array in feeds_of(targets, segments, slice(start, stop)).items()}
+
+    def _check_rows(self, wanted: np.ndarray, targets: np.ndarray) -> None:
+        """Raise DataError for rows that nobody prepared: a file cut short while it is open reads as zeros, and would train on nothing."""
+        bad = np.flatnonzero((wanted >= 0) & ((targets[:, 0] == 0) | (targets.max(axis=1) >= self.vocab_size)))
+        if bad.size:
+            row = targets[bad[0]]
+            raise DataError(f"data: {self.name} is damaged: row {wanted[bad[0]]:,} starts with id {row[0]} and its largest is {row.max()}; ids are from 1 to "
+                            f"{self.vocab_size - 1}, with 0 for padding at a row's end. Prepare the text again.")
 
     def check_fits(self, length: int, vocab_size: int) -> None:
         """Raise DataError if the rows do not fit a model of that ``length`` and ``vocab_size``, with every number."""

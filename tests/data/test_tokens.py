@@ -1,5 +1,6 @@
 """Token files: what is read is what was prepared, by this package and by the HDF5 tools."""
 
+import os
 import shutil
 import subprocess
 import threading
@@ -159,3 +160,20 @@ def test_reading_a_closed_file_is_an_error_with_its_name(path):
     tokens = TokenFile(path)
     tokens.close()
     refused(lambda: tokens.rows([0]), "sotu.h5", "closed")
+
+
+@pytest.mark.parametrize(("position", "value", "words"), [(0, 0, "row 2 starts with id 0"), (3, 60_000, "its largest is 60000; ids are from 1 to 257")])
+def test_a_row_that_nobody_prepared_is_refused_when_it_is_read(position, value, words, path, tmp_path):
+    shutil.copy(path, tmp_path / "damaged.h5")
+    with h5py.File(tmp_path / "damaged.h5", "r+") as file:
+        file["targets"][2, position] = value
+    with TokenFile(tmp_path / "damaged.h5") as damaged:
+        assert damaged.rows([0, 1, -1])["targets"].any()
+        refused(lambda: damaged.rows([0, 2]), "damaged.h5 is damaged", words)
+
+
+def test_a_file_that_is_cut_short_while_it_is_open_is_refused(path, tmp_path):
+    shutil.copy(path, tmp_path / "cut.h5")
+    with TokenFile(tmp_path / "cut.h5") as cut:
+        os.truncate(tmp_path / "cut.h5", 100)
+        refused(lambda: cut.rows(range(cut.n_rows)), "cut.h5")
