@@ -65,12 +65,7 @@ class TokenRows:
         return {name: array[places] for name, array in feeds_of(targets, segments, slice(start, stop)).items()}
 
     def _check_rows(self, wanted: np.ndarray, targets: np.ndarray) -> None:
-        """Raise DataError for rows that nobody prepared: a file cut short while it is open reads as zeros, and would train on nothing."""
-        bad = np.flatnonzero((wanted >= 0) & ((targets[:, 0] == 0) | (targets.max(axis=1) >= self.vocab_size)))
-        if bad.size:
-            row = targets[bad[0]]
-            raise DataError(f"data: {self.name} is damaged: row {wanted[bad[0]]:,} starts with id {row[0]} and its largest is {row.max()}; ids are from 1 to "
-                            f"{self.vocab_size - 1}, with 0 for padding at a row's end. Prepare the text again.")
+        """Rows in memory were made by this program."""
 
     def check_fits(self, length: int, vocab_size: int) -> None:
         """Raise DataError if the rows do not fit a model of that ``length`` and ``vocab_size``, with every number."""
@@ -135,6 +130,14 @@ class TokenFile(TokenRows):
         except (OSError, ValueError) as error:
             state = "it is closed" if not self._h5 else error
             raise DataError(f"data: {self.path} cannot be read: {state}. Open it again; if it is damaged, prepare it again.") from None
+
+    def _check_rows(self, wanted: np.ndarray, targets: np.ndarray) -> None:
+        """Raise DataError for rows that nobody prepared: a file cut short while it is open reads as zeros, and would train on nothing."""
+        largest = targets.max(axis=1)
+        bad = np.flatnonzero((wanted >= 0) & ((largest == 0) | (largest >= self.vocab_size)))
+        if bad.size:
+            raise DataError(f"data: {self.name} is damaged: the largest id in row {wanted[bad[0]]:,} is {largest[bad[0]]}; ids are from 1 to "
+                            f"{self.vocab_size - 1}, with 0 for padding at a row's end. Prepare the text again.")
 
     def _parts(self):
         """Return targets, segments and vocabulary, or raise DataError."""

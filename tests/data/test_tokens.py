@@ -162,7 +162,7 @@ def test_reading_a_closed_file_is_an_error_with_its_name(path):
     refused(lambda: tokens.rows([0]), "sotu.h5", "closed")
 
 
-@pytest.mark.parametrize(("position", "value", "words"), [(0, 0, "row 2 starts with id 0"), (3, 60_000, "its largest is 60000; ids are from 1 to 257")])
+@pytest.mark.parametrize(("position", "value", "words"), [(slice(None), 0, "the largest id in row 2 is 0"), (3, 60_000, "id in row 2 is 60000; ids are from 1 to 257")])
 def test_a_row_that_nobody_prepared_is_refused_when_it_is_read(position, value, words, path, tmp_path):
     shutil.copy(path, tmp_path / "damaged.h5")
     with h5py.File(tmp_path / "damaged.h5", "r+") as file:
