@@ -9,6 +9,7 @@ from oracles.harness import Watch
 import mesh_mpi as mm
 from mesh_mpi import Dimension
 from mesh_mpi.config import parse
+from mesh_mpi.optimize import Adafactor, UpdateInputs
 from mesh_mpi.training.step import build
 
 F32 = 4  # bytes
@@ -295,3 +296,29 @@ def test_the_transformer_with_sharded_slots_scatters_and_gathers_each_variable_o
     assert kinds["reduce_scatter"] == kinds["allgather"] == n and kinds["allreduce"] <= 4 * F32, "else scalars only"
     plain = transformer("data:2;model:2", MIXED)
     assert program.variable_bytes == n + 2 * n // 2 and plain.variable_bytes == 3 * n
+
+
+def test_adafactor_split_on_a_factored_dimension_scatters_gathers_and_reduces_one_vector_and_two_scalars():
+    """w[a=8, b=6]: the row moments are means over a, which is split; the column moments lie split with a; RMS of weight and update are scalars."""
+    a, b, batch = Dimension("a", 8), Dimension("b", 6), Dimension("batch", 4)
+    w = mm.Variable("w", [a, b], mm.normal(0.5))
+    x, y = mm.placeholder("x", [batch, a]), mm.placeholder("y", [batch, b])
+    dw, = mm.gradients(mm.reduce_sum(mm.einsum([x, w], [batch, b]) * y), [w])
+    one = mm.full((), 1.0)
+    inputs = UpdateInputs(one * 0.1, mm.placeholder("step", (), "int64"), one, mm.full((), 1, "int32"))
+    updates = Adafactor(min_dim_size_to_factor=2).update(w, dw, inputs)
+    feeds = {"x": np.arange(32, dtype=np.float32).reshape(4, 8) % 5, "y": np.arange(24, dtype=np.float32).reshape(4, 6) % 7, "step": 1}
+    results = {}
+    for mesh_shape, layout, storage in (("", "", {}), ("data:2", "batch:data", {"optimizer": "a:data"})):
+        program = mm.compile({}, updates, mesh_shape, layout, storage)
+        state = mm.State([program], seed=3)
+        state.run(program, **feeds)
+        results[mesh_shape] = {v.full_name: state.read(v) for v, _ in updates}
+    by_name = {}
+    for c in program.collectives():
+        by_name[c.name] = by_name.get(c.name, 0) + c.payload_bytes
+    assert by_name == {"reduce_scatter": F32 * 8 * 6, "allgather": F32 * 8 * 6, "allreduce": F32 * (6 + 1 + 1)}
+    held = {name: bound.value.n_bytes for name, bound in program.variables.items()}
+    assert held == {"w": F32 * 48, "w/adafactor_vr": F32 * 6, "w/adafactor_vc": F32 * 8 // 2}
+    for name, value in results[""].items():
+        np.testing.assert_allclose(results["data:2"][name], value, rtol=1e-6)
