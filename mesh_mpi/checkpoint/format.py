@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,7 +55,7 @@ class Dataset(NamedTuple):
     @property
     def size(self) -> int:
         """Elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def n_bytes(self) -> int:
@@ -189,6 +190,23 @@ def read_attributes(item) -> dict:
         attribute.read(value)
         found[name] = value.item().decode() if dtype.kind == "S" else value.item()
     return found
+
+
+def allocate(file: h5py.File, dataset: Dataset) -> tuple[h5py.Dataset, int]:
+    """Make a dataset, and groups on its path, with its elements' place in the file; return it and the place's offset.
+
+    The elements are not written. (``create_dataset`` takes twice as long.)
+    """
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    creation.set_obj_track_times(False)
+    space = h5py.h5s.create_simple(dataset.shape) if dataset.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    item = h5py.h5d.create(file.id, dataset.path.encode(), h5py.h5t.py_create(np.dtype(dataset.dtype)), space, creation, links)
+    return h5py.Dataset(item), item.get_offset() if dataset.size else 0
 
 
 def write_attributes(item, attributes: dict[str, int | float | str]) -> None:

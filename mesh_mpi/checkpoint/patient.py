@@ -20,14 +20,19 @@ class PatientFile:
 
     def write(self, data) -> int:
         """Write all of ``data`` at the place of the last ``seek``, or nothing more after an error."""
+        at, self._at = self._at, self._at + len(memoryview(data).cast("B"))
+        self.write_at(at, data)
+        return self._at - at
+
+    def write_at(self, offset: int, data) -> None:
+        """Write all of ``data`` at ``offset``, or nothing more after an error. Threads may write side by side."""
         rest = memoryview(data).cast("B")
-        n, self._at = len(rest), self._at + len(rest)
+        end = offset + len(rest)
         try:
             while rest and self.error is None:
-                rest = rest[os.pwrite(self._descriptor, rest, self._at - len(rest)):]
+                rest = rest[os.pwrite(self._descriptor, rest, end - len(rest)):]
         except OSError as error:
-            self.error = error
-        return n
+            self.error = self.error or error
 
     def readinto(self, buffer) -> int:
         """Fill ``buffer``, with zeros beyond the end."""

@@ -27,14 +27,13 @@ _METADATA_BYTES = 1 << 16  # of a file, and as many for eight variables: more th
 
 
 class SaveReport(NamedTuple):
-    """``path``: the checkpoint's folder; ``n_bytes`` of its file. ``write_s``: collecting, writing and bringing to disk; ``checksum_s``:
-    waiting for checksums beyond that; ``verify_s``: reading all of it again."""
+    """``path``: the checkpoint's folder; ``n_bytes`` of its file. ``write_s``: collecting, checksums, writing and bringing to disk;
+    ``verify_s``: reading all of it again."""
 
     path: Path
     n_bytes: int
     write_s: float
     verify_s: float
-    checksum_s: float
 
 
 def save(state: State, run_dir, step: int, counters: Mapping[str, int | float] | None = None, config_text: str = "",
@@ -62,7 +61,7 @@ def save(state: State, run_dir, step: int, counters: Mapping[str, int | float] |
             _stream(state, name, file)
             on_rank_0(machine, operation, file.refuse_if_failed)
         texts = {CONFIGURATION: config_text, PROVENANCE: provenance(state) if machine.rank == 0 else ""}
-        checksum_s = on_rank_0(machine, operation, lambda: file.finish(values, texts))
+        on_rank_0(machine, operation, lambda: file.finish(values, texts))
         written = time.perf_counter()
         description = on_rank_0(machine, operation, lambda: describe(file.partial))
         verify_arrays(machine, description, n_readers=1)
@@ -72,7 +71,7 @@ def save(state: State, run_dir, step: int, counters: Mapping[str, int | float] |
     finally:
         file.discard()
     on_rank_0(machine, operation, lambda: _retire(folder, step, keep_last, keep_every))
-    return SaveReport(path, n_bytes, written - start - checksum_s, verified - written, checksum_s)
+    return SaveReport(path, n_bytes, written - start, verified - written)
 
 
 def _check(state: State, step: int, counters: Mapping, keep_last: int, keep_every: int) -> None:
@@ -116,7 +115,7 @@ def _stream(state: State, name: str, file: CheckpointFile) -> None:
                     common = overlap(slices, block)
                     targets[rank] = None if common is None else array[(..., *within(common, block))]
         machine.collect(sources, targets, f"collecting {name} for a checkpoint")
-        file.put(block, array, slot)
+        file.put(array, slot)
     file.end()
 
 
