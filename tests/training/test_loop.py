@@ -87,6 +87,18 @@ def test_a_run_goes_on_with_the_same_losses_on_another_mesh(undisturbed, tmp_pat
     assert max(abs(found[step] - expected[step]) for step in found) <= 2e-5
 
 
+def test_a_run_goes_on_on_three_ranks_of_data_if_its_batch_divides_and_is_refused_otherwise(undisturbed, tmp_path):
+    first, then = (configuration(tmp_path, mesh, batch=12, steps=steps) for mesh, steps in (("data:2;model:2", 4), ("data:3", 6)))
+    assert train(first)[:2] == (0, 4)
+    assert train(then)[:2] == (0, 6)
+    whole = tmp_path / "whole"
+    assert train(configuration(whole, batch=12))[:2] == (0, 6)
+    found, expected = losses(tmp_path), losses(whole)
+    assert list(found) == [1, 2, 3, 4, 5, 6] and max(abs(found[step] - expected[step]) for step in found) <= 2e-5
+    with pytest.raises(MeshMpiError, match="8 sequences do not divide into 2 microbatches over 3 slices of the batch. Choose a multiple of 6"):
+        train(configuration(undisturbed, "data:3", steps=8))
+
+
 def test_a_run_that_would_see_other_data_is_refused(undisturbed):
     with pytest.raises(CheckpointError, match="seed 3 there and 4 here, so the run would see other data"):
         train(configuration(undisturbed, seed=4))
