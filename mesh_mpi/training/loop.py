@@ -104,6 +104,10 @@ class _Records:
         if self.folder is not None:
             on_rank_0(self.folder.machine, f"metrics of {self.folder.path}", refuse)
 
+    def owe_evaluation(self) -> bool:
+        """Whether the run goes on from a step whose held-out loss is missing, alike on every rank. Comm: a verdict of rank 0."""
+        return self.folder is not None and on_rank_0(self.folder.machine, f"metrics of {self.folder.path}", lambda: self._all[0].owes_evaluation)
+
     def write(self, **values) -> None:
         """Add the figures of a step, one of them ``step``."""
         for record in self._all:
@@ -172,6 +176,8 @@ class _Run:
         bad, code = 0, DONE
         self.batches.start(self.step + 1)
         try:
+            if metrics.owe_evaluation() and not self._evaluated(metrics, progress, stop, False):
+                code = CHECKPOINTED
             while self.step < c.train.steps and code == DONE:
                 taken, figures = self._take(stop, metrics)
                 if figures.unwritten:
@@ -180,10 +186,12 @@ class _Run:
                 self.losses = [*self.losses[1 - LAST_LOSSES:], taken.loss]
                 bad = 0 if taken.applied else bad + 1
                 self._report(metrics, progress, taken, figures, times, rate)
-                self._between(metrics, progress, taken.applied)
+                if c.train.checkpoint_every and self.step % c.train.checkpoint_every == 0 and taken.applied:
+                    self._save(progress)  # not after a step that changed nothing, or a run that diverged would push out its good checkpoints
+                evaluated = self._evaluated(metrics, progress, stop, figures.stop)
                 if c.train.max_bad_steps and bad >= c.train.max_bad_steps:
                     code = NOT_FINITE
-                elif figures.stop and self.step < c.train.steps:
+                elif not evaluated or figures.stop and self.step < c.train.steps:
                     code = CHECKPOINTED
             if code != NOT_FINITE:
                 self._save(progress)
@@ -234,16 +242,27 @@ class _Run:
         if not taken.applied:
             progress.line(f"step {self.step}: the gradient's norm is {taken.grad_norm}; nothing was changed")
 
-    def _between(self, metrics: _Records, progress: Progress, applied: bool) -> None:
-        """Evaluate and save if this step asks for it; not after a step that changed nothing, or a run that diverged would push out its good checkpoints."""
-        t = self.config.train
-        if self.held_out is not None and t.evaluate_every and (self.step % t.evaluate_every == 0 or self.step == t.steps):
-            start = time.perf_counter()
-            loss = self.training.evaluate(self.state, self.held_out.all(t.evaluate_batches))
+    def _evaluated(self, metrics: _Records, progress: Progress, stop: StopRequest, stopping: bool) -> bool:
+        """Evaluate if this step asks for it. False: it does, and the run was asked to stop before it or between two of its batches; it is
+        then done when the run goes on. Comm: that of the program, and one reduction of a number a batch."""
+        t, asked = self.config.train, stopping
+        if self.held_out is None or not t.evaluate_every or self.step % t.evaluate_every and self.step != t.steps:
+            return True
+
+        def until_asked():
+            nonlocal asked
+            for feeds in self.held_out.all(t.evaluate_batches):
+                asked = asked or self.machine.maxima([float(stop.requested)])[0] > 0
+                if asked:
+                    return
+                yield feeds
+
+        start = time.perf_counter()
+        loss = self.training.evaluate(self.state, until_asked())
+        if not asked:
             metrics.write(step=self.step, valid_loss=loss, valid_s=time.perf_counter() - start)
             progress.line(f"step {self.step}: held-out loss {loss:.4f}")
-        if t.checkpoint_every and self.step % t.checkpoint_every == 0 and applied:
-            self._save(progress)
+        return not asked
 
     def _save(self, progress: Progress) -> None:
         if self.folder is None or self.saved_step == self.step:

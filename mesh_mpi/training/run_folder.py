@@ -81,15 +81,23 @@ class Metrics:
 
     def __init__(self, folder: RunFolder | None, last_step: int):
         self._file, self.error = None, None
+        self._last: set[str] = set()  # what rank 0 found of last_step
         if folder is not None:
             on_rank_0(folder.machine, f"metrics of {folder.path}", lambda: self._open(folder.path / METRICS, last_step))
+
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether the file, when opened, had the loss of ``last_step`` and no held-out loss of it; on rank 0."""
+        return "loss" in self._last and "valid_loss" not in self._last
 
     def _open(self, path: Path, last_step: int) -> None:
         kept, damaged = [], 0
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
-                if json.loads(line.decode())["step"] <= last_step:
+                values = json.loads(line.decode())
+                if values["step"] <= last_step:
                     kept.append(line)
+                    self._last |= set(values) if values["step"] == last_step else set()
             except (ValueError, KeyError, TypeError, RecursionError):
                 damaged += 1  # the half line of a run that was killed while writing, if no more
         if damaged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 import sys
@@ -76,6 +77,30 @@ def test_a_run_that_was_killed_takes_its_steps_since_the_checkpoint_again_withou
         file.write('{"step": 6, "lo')
     assert train(configuration(tmp_path))[:2] == (0, 6)
     assert losses(tmp_path) == losses(undisturbed) and compare(tmp_path, undisturbed).same
+
+
+@pytest.mark.parametrize("stopped_at", [3, 6])
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_run_that_is_asked_to_stop_while_it_evaluates_saves_at_once_and_evaluates_when_it_goes_on(undisturbed, tmp_path, monkeypatch, stopped_at, when):
+    evaluate = Training.evaluate
+
+    def asked(self, state, batches):
+        batches = iter(batches)
+        first = [next(batches)] if when == "within" else []
+        signal.raise_signal(signal.SIGUSR1)
+        return evaluate(self, state, itertools.chain(first, batches))
+
+    with monkeypatch.context() as patch:
+        if stopped_at == 6:
+            patch.setattr(Training, "evaluate", lambda self, state, batches: (asked if len(lines(tmp_path)) == 6 else evaluate)(self, state, batches))
+        else:
+            patch.setattr(Training, "evaluate", asked)
+        assert train(configuration(tmp_path))[:2] == (85, stopped_at)
+    assert stopped_at not in lines(tmp_path, "valid_loss")
+    assert train(configuration(tmp_path))[:2] == (0, 6)
+    assert losses(tmp_path) == losses(undisturbed) and compare(tmp_path, undisturbed).same
+    assert [line["valid_loss"] for line in lines(tmp_path, "valid_loss").values()] == [
+        line["valid_loss"] for line in lines(undisturbed, "valid_loss").values()]
 
 
 @pytest.mark.parametrize("mesh_shape", ["model:4", "data:4", ""])
