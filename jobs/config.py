@@ -19,6 +19,9 @@ from typing import NamedTuple
 EXAMPLE = "runs/quickstart.yaml"  # its values stand for the keys that have no default
 
 
+ONE_PROCESS = True
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``mesh-mpi config``."""
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML file, here or one that comes with the package")
@@ -27,17 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the configuration on the speaking rank."""
+    """Print the configuration."""
     from mesh_mpi import config as cfg
     from mesh_mpi.errors import ConfigError
-    from mesh_mpi.log import is_speaker
 
     if arguments.defaults == (arguments.config is not None):
         found = f"--defaults and {arguments.config}" if arguments.defaults else "neither a file nor --defaults"
         raise ConfigError(f"config: {found} were given. Give one: config FILE [key=value...], or config --defaults.")
-    text = defaults() if arguments.defaults else cfg.to_yaml(cfg.load(arguments.config, arguments.overrides))
-    if is_speaker():
-        print(text, end="")
+    print(defaults() if arguments.defaults else cfg.to_yaml(cfg.load(arguments.config, arguments.overrides)), end="")
     return 0
 
 
@@ -62,7 +62,8 @@ def defaults() -> str:
         return _blocks(cfg.to_yaml(cfg.parse({**least, **section})))
 
     lines = ["# Every key with its default, and what it means. No default: the value is that of " + EXAMPLE + ".",
-             "# A key that is left out has its default. With \"include: other.yaml\" (a path from this file, or a list of them) that file's keys come first."]
+             "# A key that is left out has its default. With \"include: other.yaml\" (a path from this file, or one of the package's own, or a list) "
+             "that file's keys come first."]
     for key, block in blocks().items():
         value = getattr(cfg.parse(least), key)
         kind = type(value).__name__ if isinstance(value, schema.Section) else None

@@ -12,6 +12,9 @@ from __future__ import annotations
 import argparse
 
 
+ONE_PROCESS = True
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``mesh-mpi explain``."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, here or one that comes with the package")

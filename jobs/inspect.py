@@ -17,6 +17,9 @@ import time
 from mesh_mpi.errors import CheckpointError
 
 
+ONE_PROCESS = True
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``mesh-mpi inspect``."""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint's folder, a run's folder (its latest), or an HDF5 file")

@@ -3,7 +3,8 @@
 Invariant: help costs no import beyond the standard library, this package's errors and the one command's own file;
 an error of the user's ends with its message on rank 0, exit code 2, and no traceback.
 
-A command is a module of this folder with ``add_arguments(parser)`` and ``run(arguments) -> int``.
+A command is a module of this folder with ``add_arguments(parser)`` and ``run(arguments) -> int``. One with ``ONE_PROCESS = True`` has no
+work for ranks: under a launcher the first does it, and the others end.
 """
 
 from __future__ import annotations
@@ -46,11 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_arguments(parser)
     # launch keeps all that follows its first word; elsewhere options and key=value may stand in any order
     parsed = (parser.parse_args if name == "launch" else parser.parse_intermixed_args)(words[1:])
+    alone = getattr(command, "ONE_PROCESS", False)
+    if alone and not is_speaker():
+        return 0
     try:
         code = command.run(parsed)
         sys.stdout.flush()
         return code
     except MeshMpiError as error:
+        if alone:  # the other ranks ended with 0: there is none to agree with
+            say(f"{type(error).__name__}: {error}")
+            if arguments is None and launcher_rank() is not None:
+                os._exit(2)  # leaving in the common way would wait for them
+            return 2
         from mesh_mpi.runtime.abort import report  # it knows whether MPI has started, and agrees with the other ranks if so
 
         return report(error)

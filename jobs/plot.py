@@ -13,6 +13,9 @@ import argparse
 from pathlib import Path
 
 
+ONE_PROCESS = True
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``mesh-mpi plot``."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run, or its metrics.jsonl")

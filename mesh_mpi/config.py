@@ -4,7 +4,7 @@ Invariant: a Config that is returned is legal as a whole; otherwise one ConfigEr
 every file read, each with file, line, key and, for a wrong name, the nearest right one.
 
 Scalars follow YAML 1.2's core schema: ``1e-3`` is a number, ``no`` is text. A key stands once in a mapping.
-``include: other.yaml`` (or a list of files), relative to the file, puts those files underneath. What is on top wins key by
+``include: other.yaml`` (or a list of files), relative to the file or one of the package's own, puts those files underneath. What is on top wins key by
 key, with two exceptions: a section whose ``name`` changes (optimizer, schedule) is replaced whole, and a form
 of the batch (``tokens_per_batch``, ...) takes the place of any other form underneath. ``null`` means the default.
 """
@@ -28,6 +28,7 @@ from .mesh import Mesh
 
 __all__ = ["Config", "find", "load", "loads", "parse", "to_yaml"]
 
+_SHIPPED = Path(__file__).parent / "configs"
 _SCALARS = (
     (re.compile(r"|~|null|Null|NULL"), lambda text: None),
     (re.compile(r"true|True|TRUE"), lambda text: True),
@@ -101,12 +102,20 @@ def to_yaml(config: Config) -> str:
 
 def find(path) -> Path:
     """Return the file that ``path`` names here or among the package's own; ConfigError lists those if there is none."""
-    path, shipped = Path(path), Path(__file__).parent / "configs"
-    for candidate in (path, shipped / path, shipped.parent / path):
-        if candidate.is_file() and (candidate == path or not path.is_absolute()):
+    path = Path(path)
+    for candidate in (path, *_shipped(path)):
+        if candidate.is_file():
             return candidate
-    known = ", ".join(sorted(str(p.relative_to(shipped)) for p in shipped.rglob("*.yaml")))
-    raise ConfigError(f"config: there is no file {str(path)!r}. Give the path of a YAML file, or one that comes with the package: {known}.")
+    raise ConfigError(f"config: there is no file {str(path)!r}. Give the path of a YAML file, or one that comes with the package: {', '.join(_known())}.")
+
+
+def _shipped(path) -> list[Path]:
+    """Return where a relative path may lie among the files that come with the package."""
+    return [] if Path(path).is_absolute() else [_SHIPPED / path, _SHIPPED.parent / path]
+
+
+def _known() -> list[str]:
+    return sorted(str(p.relative_to(_SHIPPED)) for p in _SHIPPED.rglob("*.yaml"))
 
 
 # Reading: text -> entries
@@ -134,11 +143,13 @@ def _read(path: Path, faults: _Faults, trail: tuple[Path, ...]) -> _Entry:
     for name in names:
         if not isinstance(name, str):
             faults.cannot_read(f"{include.where}: include holds {_shown(name)}. Write the path of a YAML file, relative to this one, or a list of paths.")
-        elif not (path.parent / name).is_file():
-            faults.cannot_read(f"{include.where}: include names {name!r}, and there is no file {path.parent / name}. Paths are relative to this file; "
-                                "those of the package's own files are not found from here: write their keys instead.")
+            continue
+        included = next((f for f in (path.parent / name, *_shipped(name)) if f.is_file()), None)
+        if included is None:
+            faults.cannot_read(f"{include.where}: include names {name!r}, and there is no file {path.parent / name}. Write a path relative to this file, "
+                               f"or one of the package's own: {', '.join(_known())}.")
         else:
-            _merge(under.value, _read(path.parent / name, faults, (*trail, path.resolve())).value)
+            _merge(under.value, _read(included, faults, (*trail, path.resolve())).value)
     _merge(under.value, tree.value)
     return under
 

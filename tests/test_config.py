@@ -168,6 +168,14 @@ def test_includes_lie_underneath_relative_to_their_file_and_merge_deeply(write):
     assert (config.model.layers, config.model.d_ff, config.seed, config.train.steps, config.mesh_shape) == (3, 16, 3, 7, "data:2")
 
 
+def test_an_include_that_does_not_lie_beside_its_file_is_the_packages_own(write):
+    for name in ("runs/quickstart.yaml", "configs/runs/quickstart.yaml"):
+        assert cfg.load(write(f"include: {name}\nseed: 7\n")).model.d_model == 128
+    write("seed: 3\n", "runs/quickstart.yaml")
+    assert cfg.load(write("include: runs/quickstart.yaml\n" + TEXT)).seed == 3
+    refused(lambda: cfg.load(write("include: runs/quick.yaml\n")), "one of the package's own", "runs/quickstart.yaml")
+
+
 def test_a_circle_of_includes_and_a_missing_one_are_refused(write):
     write("include: run.yaml\n", "other.yaml")
     refused(lambda: cfg.load(write("include: other.yaml\n")), "run.yaml -> other.yaml -> run.yaml")

@@ -125,6 +125,13 @@ def test_a_file_that_is_no_hdf5_is_said(tmp_path, capsys):
     assert "it cannot be read, OSError" in capsys.readouterr().err
 
 
+def test_under_a_launcher_the_first_rank_inspects_and_the_others_end(run_dir, capsys, monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert main(["inspect", str(run_dir)]) == 0 and capsys.readouterr() == ("", "")
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert main(["inspect", str(run_dir)]) == 0 and "mesh_mpi checkpoint" in capsys.readouterr().out
+
+
 def test_inspect_starts_no_mpi(run_dir):
     code = "import sys; from mesh_mpi.jobs.main import main; main(sys.argv[1:]); print([n for n in ('mpi4py', 'mpi4py.MPI') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code, "inspect", str(run_dir), "--verify"], capture_output=True, text=True, timeout=60,

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -112,8 +113,20 @@ def end_job(code: int) -> None:
     _job.comm.Abort(code)
 
 
-def _kill_after(seconds: float, text: str) -> threading.Event:
-    """Kill this process after a while unless the event returned is set: a dead rank makes every launcher end the job."""
+def _kill_after(seconds: float, text: str) -> Callable[[], None]:
+    """Print ``text`` and kill this process after a while, unless what is returned is called: a dead rank makes every launcher end the job.
+
+    Another process does it: no thread of this one runs while it waits in MPI_Init, which mpi4py calls with the interpreter's lock held.
+    """
+    loop = 'i=0; while [ $i -lt "$1" ]; do sleep 0.1; kill -0 "$3" || exit; i=$((i+1)); done; [ -z "$2" ] || printf "%s\\n" "$2" >&2; kill -9 "$3"'
+    try:
+        killer = subprocess.Popen(["/bin/sh", "-c", loop, "sh", str(round(10 * seconds)), text, str(os.getpid())], stdout=subprocess.DEVNULL)
+    except OSError:  # no process to be had: a thread is better than nothing
+        return _kill_from_a_thread(seconds, text)
+    return lambda: (killer.kill(), killer.wait())
+
+
+def _kill_from_a_thread(seconds: float, text: str) -> Callable[[], None]:
     done = threading.Event()
 
     def kill() -> None:
@@ -122,7 +135,7 @@ def _kill_after(seconds: float, text: str) -> threading.Event:
             os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
-    return done
+    return done.set
 
 
 def _join(text: str, code_without_mpi: int = ERROR_CODE) -> None:
@@ -131,15 +144,16 @@ def _join(text: str, code_without_mpi: int = ERROR_CODE) -> None:
     If they are elsewhere, ``text`` is printed and this process killed, which they cannot miss.
     """
     if _job.comm is None:
-        done = _kill_after(KILL_S, text)
+        rescued = _kill_after(KILL_S, text)
         try:
             attach(start_mpi())
         except LaunchError:  # no MPI library, or not the launcher's: it fails alike on every rank
             _print(text, bool(text) and is_speaker())
+            rescued()
             if not is_speaker():
                 time.sleep(GRACE_S)  # the first to go ends the job: not before the text is out
             os._exit(code_without_mpi)
-        done.set()
+        rescued()
 
 
 def _print(text: str, really: bool) -> None:

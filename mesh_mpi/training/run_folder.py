@@ -5,6 +5,7 @@ Invariant: only rank 0 writes here (each verdict is every rank's), what a resume
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ from ..errors import ConfigError
 from ..log import say
 from ..runtime.agreement import on_rank_0
 
-METRICS = "metrics.jsonl"
+METRICS, LOCK = "metrics.jsonl", "run.lock"
 _PACKAGES = ("mesh-mpi", "numpy", "mpi4py", "mpich", "h5py", "msgspec", "PyYAML", "threadpoolctl")
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NTASKS",
               "SLURM_JOB_NODELIST", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", "HDF5_USE_FILE_LOCKING", "MESH_MPI_WATCHDOG_S")
@@ -32,15 +33,16 @@ class RunFolder:
 
     def __init__(self, path: str, machine):
         self.given, self.path, self.machine = path, Path(path), machine
-        self._lock = None
+        self._lock, self._made = None, False
         on_rank_0(machine, f"run_dir {path}", self._open)
 
     def _open(self) -> None:
         try:
             if not self.given:
                 raise ValueError("it is empty")
+            self._made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "run.lock", "a+", errors="replace")
+            self._lock = open(self.path / LOCK, "a+", errors="replace")
         except (OSError, ValueError) as error:
             raise ConfigError(f"run_dir: {self.given!r} cannot be written: {getattr(error, 'strerror', None) or error}. "
                               "Choose another run_dir, or mend its permissions.") from None
@@ -66,8 +68,12 @@ class RunFolder:
         on_rank_0(self.machine, f"run_dir {self.path}", write)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Let go of the folder; one that was made here and in which nothing came to stand is removed."""
         if self._lock is not None:
+            with contextlib.suppress(OSError):
+                if self._made and os.listdir(self.path) == [LOCK]:
+                    (self.path / LOCK).unlink()
+                    self.path.rmdir()
             self._lock.close()
             self._lock = None
 

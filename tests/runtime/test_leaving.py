@@ -78,6 +78,20 @@ def test_a_failure_before_mpi_starts_reaches_the_ranks_that_wait_in_its_start(er
     assert re.search(rf"rank 1.*{error}: too early", result.stderr, re.DOTALL)
 
 
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_a_rank_that_fails_before_mpi_starts_when_the_others_have_ended_without_it_does_not_wait_for_them(mpi):
+    result, seconds = run(START + "from mesh_mpi.log import launcher_rank\nif launcher_rank() == 0:\n    time.sleep(1)\n    raise MeshError('too late')",
+                          n=2, mpi=mpi)
+    assert result.returncode != 0 and seconds < 10 + SLACK_S
+    assert "too late" in result.stderr
+
+
+def test_commands_for_one_process_end_with_2_and_one_message_on_several_ranks():
+    for command in (["inspect", "nowhere"], ["plot", "nowhere"], ["explain", "nowhere"], ["config", "nowhere"]):
+        result = run_ranks(2, command, timeout=40)
+        assert not result.timed_out and result.returncode == 2 and result.stderr.count("nowhere") == 1, (command, result)
+
+
 def test_ranks_that_end_at_different_times_wait_for_one_another():
     result, _ = run(MACHINE + "time.sleep(2 * (rank == 1)); print('done'); sys.exit(0)")
     assert result.returncode == 0 and result.stdout.count("done") == 4

@@ -131,6 +131,17 @@ def test_a_run_that_would_see_other_data_is_refused(undisturbed):
         train(configuration(undisturbed, batch=16))
 
 
+@pytest.mark.parametrize("key", ["resume", "init_from"])
+def test_a_run_that_cannot_begin_leaves_no_folder_that_it_made(undisturbed, tmp_path, key):
+    with pytest.raises(CheckpointError, match="it does not exist"):
+        train(configuration(tmp_path / "runs" / "new", **{key: str(tmp_path / "nowhere")}))
+    assert not (tmp_path / "runs" / "new").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(CheckpointError):
+        train(configuration(tmp_path / "mine", **{key: str(tmp_path / "nowhere")}))
+    assert (tmp_path / "mine").exists()
+
+
 def test_a_used_folder_is_refused_if_nothing_may_be_resumed_and_while_another_run_holds_it(undisturbed):
     with pytest.raises(ConfigError, match="resume: never was asked for and .* holds step_00000006"):
         train(configuration(undisturbed, resume="never"))
