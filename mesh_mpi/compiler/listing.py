@@ -48,10 +48,14 @@ def _param(v) -> str:
     return repr(v)
 
 
+def _title(program) -> str:
+    return "program" if program.name == "program" else f"program {program.name}"
+
+
 def listing(program) -> str:
     """Return the whole program as text."""
     numbers: dict[int, int] = {}
-    lines = [f"program {program.name} on mesh {program.mesh}, {program.rules_text}"]
+    lines = [f"{_title(program)} on mesh {program.mesh}, {program.rules_text}"]
     lines += [f"warning: {w}" for w in program.warnings] + list(program.notes)
     for kind, table in (("feed", program.feeds), ("variable", program.variables)):
         for b in table.values():
@@ -74,7 +78,7 @@ def _memory_line(program) -> str:
 
 def summary(program) -> str:
     """Return a short account of a program."""
-    lines = [f"program {program.name} on mesh {program.mesh} ({program.mesh.size} ranks), {program.rules_text}"]
+    lines = [f"{_title(program)} on mesh {program.mesh} ({program.mesh.size} ranks), {program.rules_text}"]
     lines += [f"warning: {w}" for w in program.warnings] + list(program.notes)
     lines.append(f"parameters: {program.n_parameters:,}")
     lines.append(f"instructions: {len(program.instructions)}, {program.n_flops:.4g} flops on one rank")

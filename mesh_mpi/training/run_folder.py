@@ -109,11 +109,15 @@ class Metrics:
         if damaged:
             say(f"metrics of {path.parent}: {damaged} of {damaged + len(kept)} lines were damaged and are left out")
         partial = path.with_suffix(".partial")
-        with open(partial, "wb") as file:
-            file.write(b"".join(line + b"\n" for line in kept))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        try:
+            with open(partial, "wb") as file:
+                file.write(b"".join(line + b"\n" for line in kept))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
         self._file = open(path, "ab", buffering=0)
 
     def write(self, **values) -> None:

@@ -71,8 +71,8 @@ class Training:
         c = self.config
         k, n = c.n_microbatches, c.n_replicas
         pieces = f", in {k} microbatches of {c.n_sequences // k}" if k > 1 else ""
-        return (f"batch {c.n_sequences:,} sequences x {c.model.length} = {c.n_tokens:,} tokens a step{pieces}, "
-                f"{c.n_sequences // (k * n)} on each of {n} slices of the batch at a time")
+        share = f", {c.n_sequences // (k * n)} on each of {n} slices of the batch at a time" if n > 1 else ""
+        return f"batch {c.n_sequences:,} sequences x {c.model.length} = {c.n_tokens:,} tokens a step{pieces}{share}"
 
     def run_step(self, state, step: int, batch: Mapping[str, Any]) -> StepMetrics:
         """Take step number ``step`` (from 1) on ``batch`` and return its figures, the same on every rank.
