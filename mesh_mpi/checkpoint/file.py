@@ -1,7 +1,7 @@
 """The HDF5 file of a checkpoint while rank 0 writes it.
 
 HDF5 lays the file out and writes all but the arrays' elements. Those lie contiguous at offsets that it gives out when a dataset is made,
-and the threads that compute the checksums write them there: with one call each, while the next dataset is made.
+and are written there directly, while threads compute the checksums and bring to disk what was written before.
 
 Invariant: on other ranks every method does nothing; a failure while writing is kept until ``refuse_if_failed``, so that ranks that still
 send are served first.
@@ -15,7 +15,7 @@ import platform
 import shutil
 import sys
 import time
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -31,6 +31,8 @@ from .format import (CHECKSUM, CONTENTS, FORMAT, FORMAT_VERSION, LIBVER, PROVENA
 from .patient import PatientFile
 from .streaming import Checksum, Checksums
 
+SYNC_BYTES = 32 << 20  # written until the disk is asked to begin
+
 
 class CheckpointFile:
     """``create``, then ``begin``, ``put`` ..., ``end`` for each variable, ``finish``; ``discard`` removes what was not published."""
@@ -41,6 +43,7 @@ class CheckpointFile:
         self._file: h5py.File | None = None
         self._checksum: Checksum | None = None  # of the variable under way
         self._offset = 0  # in the file, of its next block
+        self._syncing, self._unsynced = ThreadPoolExecutor(1, "mesh_mpi sync"), 0
         self._written: list[tuple[Dataset, h5py.Dataset, Checksum]] = []
         self._attributes = {"format": FORMAT, "format_version": FORMAT_VERSION, "step": int(step), "saved_at": time.time()}
         self._fault: CheckpointError | None = None
@@ -74,8 +77,13 @@ class CheckpointFile:
         """Write the next block, contiguous; ``slot`` is that of its buffer, and what is in neither must not change before ``finish``."""
         if self._file is None or self._fault is not None or array.size == 0:
             return
-        slot[1] = self._checksum.update(array, partial(self._raw.write_at, self._offset))
+        slot[1] = self._checksum.update(array)
+        self._raw.write_at(self._offset, array.reshape(-1).view(np.uint8))
         self._offset += array.nbytes
+        self._unsynced += array.nbytes
+        if self._unsynced >= SYNC_BYTES:
+            self._unsynced = 0
+            self._syncing.submit(self._raw.begin_sync)
 
     def end(self) -> None:
         """End a variable."""
@@ -112,6 +120,7 @@ class CheckpointFile:
             write_attributes(self._file, {CONTENTS: contents_checksum(meant)})
             self._close()
             self._raw.sync()
+            self._syncing.shutdown()
             self._raw.close()
             self._raw.check()
 
@@ -121,6 +130,7 @@ class CheckpointFile:
         if self._file is not None:
             with contextlib.suppress(Exception):
                 self._close()
+        self._syncing.shutdown(cancel_futures=True)
         if self._raw is not None:
             self._raw.close()
         if self.partial is not None:

@@ -76,12 +76,18 @@ class PatientFile:
         if self.error is not None:
             raise self.error
 
+    def begin_sync(self) -> None:
+        """Bring what is written so far to disk; for a thread, while more is written. An error is kept."""
+        try:
+            if self.error is None:
+                os.fdatasync(self._descriptor)
+        except OSError as error:
+            self.error = self.error or error
+
     def sync(self) -> None:
-        """Wait until all is on disk; then take it out of the system's cache, so that reading it again reads the disk. Raises OSError."""
+        """Wait until all is on disk. Raises OSError."""
         self.check()
         os.fsync(self._descriptor)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Close it; an error that a network file system reports only now is kept like the others."""
@@ -91,3 +97,10 @@ class PatientFile:
             except OSError as error:
                 self.error = self.error or error
             self._descriptor = -1
+
+
+def forget(path: Path) -> None:
+    """Take a file that is on disk out of the system's cache, so that reading it reads the disk. Where the system cannot, nothing happens."""
+    if hasattr(os, "posix_fadvise"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -21,6 +21,7 @@ from . import folder as folders
 from .file import CheckpointFile, provenance
 from .format import CONFIGURATION, PROVENANCE, describe, saved_at
 from .integrity import verify_arrays
+from .patient import forget
 from .streaming import blocks, extent, overlap, within
 
 _METADATA_BYTES = 1 << 16  # of a file, and as many for eight variables: more than HDF5 needs
@@ -63,7 +64,7 @@ def save(state: State, run_dir, step: int, counters: Mapping[str, int | float] |
         texts = {CONFIGURATION: config_text, PROVENANCE: provenance(state) if machine.rank == 0 else ""}
         on_rank_0(machine, operation, lambda: file.finish(values, texts))
         written = time.perf_counter()
-        description = on_rank_0(machine, operation, lambda: describe(file.partial))
+        description = on_rank_0(machine, operation, lambda: forget(file.partial / folders.FILE) or describe(file.partial))
         verify_arrays(machine, description, n_readers=1)
         verified = time.perf_counter()
         n_bytes = on_rank_0(machine, operation, lambda: description.path.stat().st_size)

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from . import communicator
+from . import communicator, patience
+
+KEPT_BYTES = 8 << 20  # of staging memory, once there was something to stage
 
 
 class Collector:
@@ -18,7 +20,7 @@ class Collector:
 
     def __init__(self, comm):
         self.comm = comm.Dup()
-        self.rank = self.comm.Get_rank()
+        self.rank, self._kept = self.comm.Get_rank(), None
 
     def collect(self, source: np.ndarray | None, targets: Sequence[np.ndarray | None]) -> int:
         """Copy this rank's ``source`` to rank 0 (None: nothing); on rank 0, fill ``targets[r]`` with what rank r sends. Return the bytes passed.
@@ -29,7 +31,7 @@ class Collector:
         if self.rank != 0:
             if source is None:
                 return 0
-            self._pass(self.comm.Send, _bytes_of(np.ascontiguousarray(source)), 0)
+            self._pass(lambda part, rank: patience.wait(self.comm.Isend(part, rank)), _bytes_of(np.ascontiguousarray(source)), 0)
             return source.nbytes
         passed = 0
         for sender, target in enumerate(targets):
@@ -41,10 +43,18 @@ class Collector:
             elif target.flags.c_contiguous:
                 self._pass(self.comm.Recv, _bytes_of(target), sender)
             else:
-                staging = np.empty(target.shape, target.dtype)
+                staging = self._staged(target)
                 self._pass(self.comm.Recv, _bytes_of(staging), sender)
                 np.copyto(target, staging)
         return passed
+
+    def _staged(self, target: np.ndarray) -> np.ndarray:
+        """Return contiguous memory of a target's shape, the same for all that fit: new memory costs as much as the copy."""
+        if target.nbytes > KEPT_BYTES:
+            return np.empty(target.shape, target.dtype)
+        if self._kept is None:
+            self._kept = np.empty(KEPT_BYTES, np.uint8)
+        return self._kept[:target.nbytes].view(target.dtype).reshape(target.shape)
 
     @staticmethod
     def _pass(call, flat: np.ndarray, partner: int) -> None:

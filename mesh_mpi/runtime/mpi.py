@@ -16,7 +16,7 @@ from ..errors import LaunchError, MeshError
 from ..keys import text_digest
 from ..log import launcher_size
 from ..mesh import Mesh
-from . import abort
+from . import abort, patience
 from .collect import Collector
 from .communicator import Communicator
 from .library import start_mpi, vendor_text, what_to_do
@@ -154,11 +154,13 @@ class MpiMachine:
     def broadcast(self, value):
         """Return rank 0's value on every rank: a verdict, a name; anything that pickles."""
         with self.progress.during("broadcast from rank 0"):
+            patience.wait(self._cart.Ibcast(np.zeros(1, np.uint8), 0))
             return self._cart.bcast(value, 0)
 
     def gather_objects(self, value) -> list:
         """Return every rank's value, in order of rank, on every rank."""
         with self.progress.during("gathering a value of each rank"):
+            patience.wait(self._cart.Ibarrier())
             return self._cart.allgather(value)
 
 
