@@ -3,6 +3,7 @@
     mesh-mpi bench runs/bench_lm.yaml -n 2                                      two ranks, through launch
     mesh-mpi launch -n 2 -- bench runs/bench_lm.yaml                            the same
     mesh-mpi bench runs/bench_lm.yaml -n 2 --in-turn-with 'python peer.py' --rounds 5
+    mesh-mpi bench runs/bench_lm.yaml -n 2 --save /scratch                      saving instead, in turn with h5py alone
 
 Prints one line for people and one line of JSON. A step is timed on every rank and counts as long as on the slowest; no barrier stands
 between steps. The yardstick is the rate of 2048 x 2048 float32 products on all ranks at once, with the BLAS threads that a rank has
@@ -54,11 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="K", help="steps that are timed (default: the configuration's bench.steps)")
     parser.add_argument("-n", type=int, metavar="N", help="start N ranks through launch (default: the ranks this runs on, else one)")
     parser.add_argument("--in-turn-with", metavar="COMMAND", help="a peer's command, run in alternation with this measurement")
-    parser.add_argument("--rounds", type=int, default=5, metavar="R", help="rounds of the alternation (default 5)")
+    parser.add_argument("--save", metavar="FOLDER", help="measure saving the model there instead, in turn with h5py writing the same bytes")
+    parser.add_argument("--rounds", type=int, default=5, metavar="R", help="rounds of either alternation (default 5)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure here, on ranks started for it, or in turn with a peer."""
+    if arguments.rounds < 1 or arguments.save is not None and arguments.in_turn_with is not None:
+        raise LaunchError(f"bench: --rounds is {arguments.rounds}, --save {arguments.save!r} and --in-turn-with {arguments.in_turn_with!r}. "
+                          "Give at least 1 round, and one of the two.")
     if arguments.in_turn_with is not None:
         return in_turn(own_command(arguments), arguments.in_turn_with, arguments.rounds)
     if arguments.n is not None:
@@ -76,9 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
     mesh = Mesh(config.mesh_shape)
     if mesh.size > 1 and launcher_rank() is None:
         raise LaunchError(f"bench: mesh {mesh} needs {mesh.size} ranks and this is one process. Add -n {mesh.size}, or mesh_shape= for one rank.")
-    figures = measure(open_step(training), config)
+    if arguments.save is not None:
+        figures = saving(training, arguments.save, arguments.rounds)
+        text = describe_saving(figures)
+    else:
+        figures = measure(open_step(training), config)
+        text = describe(figures)
     if is_speaker():
-        print(f"bench {arguments.config}: {describe(figures)}")
+        print(f"bench {arguments.config}: {text}")
         print(json.dumps(figures), flush=True)
     return 0
 
@@ -123,6 +133,23 @@ def measure(step: Step, config) -> dict:
     }
 
 
+def saving(training, folder: str, rounds: int) -> dict:
+    """Return the figures of saving a compiled training step's variables in ``folder``, the same on every rank."""
+    from mesh_mpi.checkpoint.measure import measure_save
+    from mesh_mpi.mesh import Mesh
+    from mesh_mpi.runtime.machine import choose_machine
+    from mesh_mpi.runtime.state import State
+
+    return measure_save(State(training.programs, training.config.seed, choose_machine(Mesh(training.config.mesh_shape))), folder, rounds)
+
+
+def describe_saving(figures: dict) -> str:
+    """Return the figures of saving as one line for people."""
+    rate, ranks = figures["checkpoint_bytes"] / 1e6, "1 rank" if figures["n_ranks"] == 1 else f"{figures['n_ranks']} ranks"
+    return (f"a checkpoint of {rate:,.0f} MB from {ranks} written in {figures['write_s']:.3f} s ({rate / figures['write_s']:,.0f} MB/s, "
+            f"its checksums with it), by h5py alone in {figures['plain_s']:.3f} s: {figures['ratio']:.2f} of its rate; verified in {figures['verify_s']:.3f} s more")
+
+
 def describe(figures: dict) -> str:
     """Return the figures as one line for people."""
     return (f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['step_s']:.4f} s a step on {figures['n_ranks']} ranks "
@@ -150,16 +177,15 @@ def resident_now_bytes() -> int:
 
 def own_command(arguments: argparse.Namespace) -> list[str]:
     """Return the command line of this measurement by itself, through launch when -n was given."""
-    steps = ["--steps", str(arguments.steps)] if arguments.steps is not None else []
-    bench = ["bench", arguments.config, *arguments.overrides, *steps]
+    options = ["--steps", str(arguments.steps)] if arguments.steps is not None else []
+    options += ["--save", arguments.save, "--rounds", str(arguments.rounds)] if arguments.save is not None else []
+    bench = ["bench", arguments.config, *arguments.overrides, *options]
     launch = ["launch", "-n", str(arguments.n), "--"] if arguments.n is not None else []
     return [sys.executable, "-m", "mesh_mpi.jobs.main", *launch, *bench]
 
 
 def in_turn(own: list[str], peer: str, rounds: int) -> int:
     """Run two measurements in alternation; print each round, the medians, the spreads and the ratio."""
-    if rounds < 1:
-        raise LaunchError(f"bench: --rounds is {rounds}. Give at least 1.")
     rates: dict[str, list[float]] = {"this": [], "peer": []}
     for i in range(rounds):
         rates["this"].append(tokens_per_s(own, "this measurement"))

@@ -119,6 +119,16 @@ def test_requests_without_meaning_are_refused_with_what_to_do():
         assert result.returncode == 2 and text in result.stderr and "Traceback" not in result.stderr, result
 
 
+def test_saving_is_measured_in_turn_with_h5py_and_leaves_nothing(tmp_path):
+    command = [sys.executable, "-m", "mesh_mpi.jobs.main", "bench", "runs/quickstart.yaml", "mesh_shape=data:2;model:1", "--save", str(tmp_path)]
+    said = run_group([*command, "-n", "2", "--rounds", "2"], 120, import_path()).check().stdout.splitlines()
+    figures = json.loads(said[-1])
+    assert "from 2 ranks written in" in said[0] and figures["n_ranks"] == figures["rounds"] == 2 and list(tmp_path.iterdir()) == []
+    assert figures["checkpoint_bytes"] > 12 * 451_200 and figures["ratio"] == pytest.approx(figures["plain_s"] / figures["write_s"], rel=0.01)
+    nowhere = run_group([*command[:-1], str(tmp_path / "no"), "mesh_shape=data:1;model:1"], 60, import_path())
+    assert nowhere.returncode == 2 and "measuring saves in" in nowhere.stderr and "Traceback" not in nowhere.stderr
+
+
 def test_explain_prints_every_program_of_a_configuration_for_any_number_of_ranks():
     command = [sys.executable, "-m", "mesh_mpi.jobs.main", "explain", "runs/quickstart.yaml"]
     summary = run_group([*command, "--summary", "mesh_shape=data:4;model:2"], 60, import_path()).check().stdout
