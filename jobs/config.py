@@ -63,7 +63,7 @@ def defaults() -> str:
 
     lines = ["# Every key with its default, and what it means. No default: the value is that of " + EXAMPLE + ".",
              "# A key that is left out has its default. With \"include: other.yaml\" (a path from this file, or one of the package's own, or a list) "
-             "that file's keys come first."]
+             "that file's keys lie underneath: keys here come before its own, so delete those that it shall set."]
     for key, block in blocks().items():
         value = getattr(cfg.parse(least), key)
         kind = type(value).__name__ if isinstance(value, schema.Section) else None

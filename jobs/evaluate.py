@@ -4,7 +4,7 @@
     mesh-mpi evaluate runs/quickstart --data news.h5 --logit-scale 0.9           another token file, logits times 0.9
     mesh-mpi evaluate runs/quickstart/checkpoints/step_00000100 mesh_shape=data:1;model:1 sequences_per_batch=4
 
-The configuration is the checkpoint's; mesh_shape, layout, storage, float_type, the batch and data may be set anew, and change no figure.
+The configuration is the checkpoint's; mesh_shape, layout, storage, float_type, the batch and data may be set anew, and change figures by rounding only.
 Without a launcher the ranks of the mesh are simulated in this process. A document's end counts as a token and not as a byte; words
 stand between white space. Prints one line for people and one line of JSON.
 """
@@ -39,6 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(figures: dict) -> str:
     """Return the figures as one line for people."""
-    return (f"loss {figures['loss']:.4f} nats a token; perplexity {figures['perplexity_token']:.3f} a token, {figures['perplexity_word']:,.1f} a word, "
-            f"{figures['perplexity_byte']:.3f} a byte; {figures['bits_per_byte']:.4f} bits a byte "
+    return (f"loss {figures['loss']:.4f} nats a token; perplexity {figures['perplexity_token']:.5g} a token, {figures['perplexity_word']:.5g} a word, "
+            f"{figures['perplexity_byte']:.5g} a byte; {figures['bits_per_byte']:.4f} bits a byte "
             f"({figures['tokens']:,} tokens, {figures['words']:,} words, {figures['bytes']:,} bytes in {figures['rows']:,} rows)")

@@ -104,6 +104,9 @@ def difference(a, b) -> int:
     n_same = sum(not d.n_different for d in found.differences)
     rows.append(("same", f"{n_same} arrays"))
     print(table(rows))
+    if n_same < len(found.differences):
+        largest = max(found.differences, key=lambda d: d.absolute)
+        print(f"{len(found.differences) - n_same} of {len(found.differences)} arrays differ; the largest difference is {largest.absolute:.3g}, in {largest.dataset.path}")
     return 0 if found.same else 1
 
 

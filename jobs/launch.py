@@ -12,13 +12,15 @@ Ctrl-C and SIGTERM reach the ranks as SIGUSR1 (save and end); a second one kills
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,11 +112,13 @@ def supervise(plan: Plan) -> int:
         received.append(number)
         if number == signal.SIGUSR1 or sum(s != signal.SIGUSR1 for s in received) == 1:
             process.send_signal(signal.SIGUSR1)
+            _tell("launch: the ranks are asked to save and stop" + ("; once more ends them at once" if number != signal.SIGUSR1 else ""))
         else:
+            _tell("launch: the ranks are ended")
             stop(process)
 
     received: list[int] = []
-    process = subprocess.Popen(plan.command, env={**os.environ, **plan.environment}, start_new_session=True)
+    process = subprocess.Popen(plan.command, env={**os.environ, **plan.environment}, start_new_session=True, preexec_fn=_end_with_parent())
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         code = process.wait()
@@ -122,6 +126,20 @@ def supervise(plan: Plan) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 128 - code if code < 0 else code
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # also from a handler, where print may not be
+        os.write(2, f"{text}\n".encode())
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return what makes a new process get SIGTERM when this one is killed, which could pass nothing on (Linux; else None)."""
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return None
+    return lambda: prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
 
 
 def stop(process: subprocess.Popen) -> None:

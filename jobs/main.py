@@ -50,15 +50,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     alone = getattr(command, "ONE_PROCESS", False)
     if alone and not is_speaker():
         return 0
+    code = _run(name, command, parsed, alone)
+    if alone and launcher_rank() is not None and arguments is None:
+        sys.stdout.flush()
+        os._exit(code)  # the other ranks ended with 0, and leaving in the common way would wait for them
+    return code
+
+
+def _run(name: str, command, parsed: argparse.Namespace, alone: bool) -> int:
+    """Run a command; return its exit code, whatever a user may do to it."""
     try:
         code = command.run(parsed)
         sys.stdout.flush()
         return code
     except MeshMpiError as error:
-        if alone:  # the other ranks ended with 0: there is none to agree with
+        if alone:
             say(f"{type(error).__name__}: {error}")
-            if arguments is None and launcher_rank() is not None:
-                os._exit(2)  # leaving in the common way would wait for them
             return 2
         from mesh_mpi.runtime.abort import report  # it knows whether MPI has started, and agrees with the other ranks if so
 
@@ -66,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.filename is not None or error.errno not in _NO_OUTPUT or launcher_rank() is not None:
+        if error.filename is not None or error.errno not in _NO_OUTPUT or launcher_rank() is not None and not alone:
             raise
         return _unprinted(name, error)
 

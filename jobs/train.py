@@ -4,9 +4,10 @@
     mesh-mpi launch -n 4 -- train runs/quickstart.yaml train.steps=500 run_dir=runs/longer
     srun --mpi=pmi2 mesh-mpi train my.yaml                  under Slurm; SIGUSR1 saves and ends with code 85
 
-Ctrl-C under launch saves and ends with code 85 too. Without a launcher the ranks of the mesh are simulated in this process, SIGUSR1 saves, and
-Ctrl-C ends at once. Another mesh_shape or layout may go on with the run. run_dir (default: runs/NAME, by the configuration's name) takes
-metrics.jsonl, checkpoints, config.resolved.yaml and environment.txt. Exit codes: 0 done, 2 bad input, 85 saved on request, other: failure.
+Ctrl-C saves and ends with code 85 too; a second one ends at once. Without a launcher the ranks of the mesh are simulated in this process.
+Another mesh_shape or layout may go on with the run. run_dir (default: runs/NAME, by the configuration's name) takes
+metrics.jsonl, checkpoints, config.resolved.yaml and environment.txt. In the log, "of products' rate" is the step's flops against what matrix
+products alone reach on these ranks, and communication includes waiting for the slowest rank. Exit codes: 0 done, 2 bad input, 85 saved on request, other: failure.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ def _train(arguments: argparse.Namespace, stop) -> int:
     from mesh_mpi.training.loop import train
 
     outcome = train(config, stop)
-    if outcome.code == 0:
+    if outcome.code == 0 and not config.data.is_packed:
+        say(f"done: {outcome.step} steps on random numbers. Give data.train a token file (mesh-mpi prepare) or bundled:sotu to learn from a text.")
+    elif outcome.code == 0:
         say(f"done: {outcome.step} steps. The checkpoint is {outcome.checkpoint}\n"
             f"next:  mesh-mpi inspect {outcome.checkpoint}\n"
             f"       mesh-mpi evaluate {config.run_dir}{'' if config.data.valid else ' --data FILE.h5'}\n"
             f"       mesh-mpi generate {config.run_dir} --temperature 0.7\n"
-            f"       mesh-mpi plot {config.run_dir}")
+            f"       mesh-mpi plot {config.run_dir}          (needs matplotlib, the extra plot)")
     return outcome.code

@@ -26,7 +26,7 @@ from .errors import ConfigError, MeshMpiError, nearest
 from .layout import STORAGE_CLASSES, Rules
 from .mesh import Mesh
 
-__all__ = ["Config", "find", "load", "loads", "parse", "to_yaml"]
+__all__ = ["Config", "find", "load", "loads", "parse", "to_builtins", "to_yaml"]
 
 _SHIPPED = Path(__file__).parent / "configs"
 _SCALARS = (
@@ -95,18 +95,30 @@ def parse(mapping: Mapping) -> Config:
     return _build(_entries(mapping, "mapping"), _Faults())
 
 
+def to_builtins(config: Config) -> dict:
+    """Return a configuration as plain mappings, every default with it."""
+    return msgspec.to_builtins(config)
+
+
 def to_yaml(config: Config) -> str:
     """Return a configuration as YAML, every default written out, such that ``load`` gives it back."""
-    return yaml.dump(msgspec.to_builtins(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    return yaml.dump(to_builtins(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def find(path) -> Path:
     """Return the file that ``path`` names here or among the package's own; ConfigError lists those if there is none."""
     path = Path(path)
     for candidate in (path, *_shipped(path)):
-        if candidate.is_file():
+        if _is_file(candidate):
             return candidate
     raise ConfigError(f"config: there is no file {str(path)!r}. Give the path of a YAML file, or one that comes with the package: {', '.join(_known())}.")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long a name, a folder that may not be read
+        return False
 
 
 def _shipped(path) -> list[Path]:
@@ -144,9 +156,9 @@ def _read(path: Path, faults: _Faults, trail: tuple[Path, ...]) -> _Entry:
         if not isinstance(name, str):
             faults.cannot_read(f"{include.where}: include holds {_shown(name)}. Write the path of a YAML file, relative to this one, or a list of paths.")
             continue
-        included = next((f for f in (path.parent / name, *_shipped(name)) if f.is_file()), None)
+        included = next((f for f in (path.parent / name, *_shipped(name)) if _is_file(f)), None)
         if included is None:
-            faults.cannot_read(f"{include.where}: include names {name!r}, and there is no file {path.parent / name}. Write a path relative to this file, "
+            faults.cannot_read(f"{include.where}: include names {name!r}, and there is no file {str(path.parent / name)!r}. Write a path relative to this file, "
                                f"or one of the package's own: {', '.join(_known())}.")
         else:
             _merge(under.value, _read(included, faults, (*trail, path.resolve())).value)
@@ -269,7 +281,7 @@ def _section(cls: type[Section], tree: _Entry, path: str, faults: _Faults) -> di
     known = [field.name for field in fields] + ([tag] if tag else [])
     for key, entry in tree.value.items():
         if key not in known:
-            faults.append(f"{entry.where}: unknown key {path + key!r}.{nearest(key, known)}")
+            faults.append(f"{entry.where}: unknown key {path + key!r}.{nearest(path + key, [path + name for name in known])}")
     plain = {tag: cls.__struct_config__.tag} if tag else {}
     for field in fields:
         entry, kind = tree.value.get(field.name), hints[field.name]

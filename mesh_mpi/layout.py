@@ -49,7 +49,8 @@ class Rules:
         found, seen = [], {}
         for dim, axis in self.pairs:
             if axis not in mesh.axes:
-                found.append(f"{where}: rule {dim}:{axis} names axis {axis!r}, but the mesh is {mesh}.{nearest(axis, mesh.names)}")
+                found.append(f"{where}: rule {dim}:{axis} names axis {axis!r}, but the mesh is {mesh}.{nearest(axis, mesh.names)} "
+                             "Rules and mesh go together: give layout= with mesh_shape=.")
             if dims is not None and dim not in dims:
                 found.append(f"{where}: rule {dim}:{axis} names dimension {dim!r}, which no tensor has.{nearest(dim, sorted(dims))}")
             if dim in seen:

@@ -180,6 +180,8 @@ def test_a_circle_of_includes_and_a_missing_one_are_refused(write):
     write("include: run.yaml\n", "other.yaml")
     refused(lambda: cfg.load(write("include: other.yaml\n")), "run.yaml -> other.yaml -> run.yaml")
     refused(lambda: cfg.load(write("seed: 1\ninclude: none.yaml\n")), "run.yaml:2", "'none.yaml'")
+    refused(lambda: cfg.load(write(f"include: {'x' * 5000}\n")), "run.yaml:1", "there is no file")
+    refused(lambda: cfg.load("x" * 5000), "there is no file")
     refused(lambda: cfg.load(write("include: 3\n")), "run.yaml:1", "include holds 3")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import h5py
 import numpy as np
 import pytest
-from mpi_runner import import_path
+from mpi_runner import import_path, mpiexec, run_group, run_ranks
 
 import mesh_mpi as mm
 from mesh_mpi import checkpoint
@@ -130,6 +131,18 @@ def test_under_a_launcher_the_first_rank_inspects_and_the_others_end(run_dir, ca
     assert main(["inspect", str(run_dir)]) == 0 and capsys.readouterr() == ("", "")
     monkeypatch.setenv("PMI_RANK", "0")
     assert main(["inspect", str(run_dir)]) == 0 and "mesh_mpi checkpoint" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_differences_and_a_full_output_end_a_job_of_several_ranks_as_one_process(run_dir, mpi):
+    started = time.monotonic()
+    one, two = (str(run_dir / "checkpoints" / f"step_0000000{step}") for step in (1, 2))
+    result = run_ranks(2, ["inspect", "--diff", one, two], timeout=40, mpi=mpi)
+    assert result.returncode == 1 and result.stderr == "" and "arrays differ; the largest difference is" in result.stdout, result
+    script = f"exec {sys.executable} -m mesh_mpi.jobs.main config runs/quickstart.yaml > /dev/full"
+    result = run_group([mpiexec(mpi), "-n", "1", "sh", "-c", script], 40, {**import_path(), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+    assert result.returncode == 2 and "config: the output cannot be written: No space left on device" in result.stderr, result
+    assert "Traceback" not in result.stderr and time.monotonic() - started < 30
 
 
 def test_inspect_starts_no_mpi(run_dir):

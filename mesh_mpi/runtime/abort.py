@@ -118,7 +118,8 @@ def _kill_after(seconds: float, text: str) -> Callable[[], None]:
 
     Another process does it: no thread of this one runs while it waits in MPI_Init, which mpi4py calls with the interpreter's lock held.
     """
-    loop = 'i=0; while [ $i -lt "$1" ]; do sleep 0.1; kill -0 "$3" || exit; i=$((i+1)); done; [ -z "$2" ] || printf "%s\\n" "$2" >&2; kill -9 "$3"'
+    loop = 'i=0; while [ $i -lt "$1" ]; do sleep 0.1; kill -0 "$3" 2>&- || exit; i=$((i+1)); done; ' \
+        '[ -z "$2" ] || printf "%s\\n" "$2" >&2; kill -9 "$3" 2>&-'
     try:
         killer = subprocess.Popen(["/bin/sh", "-c", loop, "sh", str(round(10 * seconds)), text, str(os.getpid())], stdout=subprocess.DEVNULL)
     except OSError:  # no process to be had: a thread is better than nothing

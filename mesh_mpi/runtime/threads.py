@@ -49,6 +49,12 @@ def fit_blas_threads(masks: Sequence[Sequence[int]], me: int) -> tuple[int, str]
 _simulated: list[int] = []
 
 
+def threads_text() -> str:
+    """Return the BLAS threads of a process without MPI, in words."""
+    given = threads_set_by_user()
+    return f"BLAS threads {given} (set by the environment)" if given is not None else f"BLAS threads {_simulated[0]}" if _simulated else "BLAS threads as it likes"
+
+
 def fit_simulated_ranks(n_ranks: int) -> None:
     """Give this process the BLAS threads that one of ``n_ranks`` on this machine would have, unless the user set a number.
 

@@ -72,7 +72,7 @@ def draw(curves: Sequence[Curves], output: str | Path) -> None:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError as error:
-        raise ConfigError(f"plot: matplotlib is missing ({error}). Install it: pip install 'mesh-mpi[plot]'.") from None
+        raise ConfigError(f"plot: matplotlib is missing ({error}). Install it: pip install matplotlib.") from None
     with pyplot.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
                             "legend.frameon": False, "svg.fonttype": "none"}):
         figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 7.5), sharex=True, height_ratios=(2, 1), layout="constrained")
@@ -97,7 +97,8 @@ def _draw_run(above, below, run: Curves, colour: str, alone: bool) -> None:
     """Draw one run: the steps' losses faintly, smoothed ones in front, held-out ones as points; throughput below."""
     name = "" if alone else f"{run.name}: "
     above.plot(*zip(*run.loss), color=colour, alpha=0.25, linewidth=0.8)
-    above.plot(*zip(*smoothed(run.loss)), color=colour, linewidth=1.8, label=f"{name}training, smoothed")
+    label = f"{name}training{', smoothed' if len(run.loss) >= 2 * SMOOTHED_PARTS else ''}"
+    above.plot(*zip(*smoothed(run.loss)), color=colour, linewidth=1.8, label=label)
     if run.held_out:
         step, loss = run.held_out[-1]
         above.plot(*zip(*run.held_out), color=colour, linestyle="--", linewidth=1.0, marker="o", markersize=5, markeredgecolor="white",

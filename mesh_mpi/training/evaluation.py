@@ -18,7 +18,9 @@ from ..data.vocabulary import EOS, PAD
 from ..dims import Dimension
 from ..errors import ConfigError
 from ..graph.variable import placeholder
+from ..log import say
 from ..runtime.agreement import on_rank_0
+from ..runtime.banner import place
 from ..runtime.state import State
 from ..transformer import LanguageModel
 from .batches import HeldOut, open_held_out
@@ -121,4 +123,6 @@ def evaluate_checkpoint(source: str, overrides: Sequence[str] = (), data: str | 
         raise ConfigError(f"evaluate: the run of {source} has no data.valid. Give --data with a token file, or --data bundled:sotu.")
     held_out = open_held_out(trained.config, data)
     program = evaluation_program(trained.config, logit_scale)
-    return evaluate(trained.state([program]), program, held_out, at_most)
+    state = trained.state([program])
+    say(place(state))
+    return evaluate(state, program, held_out, at_most)

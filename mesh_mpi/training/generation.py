@@ -23,6 +23,8 @@ from ..errors import ConfigError
 from ..graph.variable import placeholder
 from ..kernels.cpu.random import Stream, open_interval
 from ..keys import name_key
+from ..log import say
+from ..runtime.banner import place
 from ..transformer import Decoder, LanguageModel
 from .trained import open_trained
 
@@ -144,4 +146,6 @@ def generate(source: str, prompt: bytes, overrides: Sequence[str] = (), n_tokens
     if len(prompt) >= length:
         raise ConfigError(f"generate: the prompt has {len(prompt):,} tokens and the model's length is {length:,}, which has to hold at least one more. "
                           f"Give at most {length - 1:,} tokens (bytes).")
-    return Writer(trained, n_samples).continued(prompt, n_tokens, choice, n_samples)
+    writer = Writer(trained, n_samples)
+    say(place(writer.state))
+    return writer.continued(prompt, n_tokens, choice, n_samples)

@@ -11,8 +11,8 @@ import statistics
 import time
 from typing import NamedTuple
 
-from ..checkpoint import find, load, save
-from ..config import Config, to_yaml
+from ..checkpoint import find, load, read_configuration, save
+from ..config import Config, loads, to_builtins, to_yaml
 from ..errors import CheckpointError, ConfigError, MeshMpiError
 from ..log import say
 from ..mesh import Mesh
@@ -24,12 +24,11 @@ from .batches import HeldOut, open_batches, open_held_out, unigram_entropy_of_ro
 from .events import Events
 from .progress import Progress
 from .rate import flops, product_rate
-from .run_folder import Metrics, RunFolder
+from .run_folder import KEPT_LOSSES, Metrics, RunFolder
 from .step import StepMetrics, Training, build
 from .stop import CHECKPOINTED, StopRequest
 
 DONE, NOT_FINITE = 0, 1
-LAST_LOSSES = 10  # whose mean stands in the closing lines
 
 
 class Outcome(NamedTuple):
@@ -104,6 +103,11 @@ class _Records:
         if self.folder is not None:
             on_rank_0(self.folder.machine, f"metrics of {self.folder.path}", refuse)
 
+    @property
+    def losses(self) -> list[float]:
+        """The last losses that the file held when it was opened, on rank 0."""
+        return self._all[0].losses
+
     def owe_evaluation(self) -> bool:
         """Whether the run goes on from a step whose held-out loss is missing, alike on every rank. Comm: a verdict of rank 0."""
         return self.folder is not None and on_rank_0(self.folder.machine, f"metrics of {self.folder.path}", lambda: self._all[0].owes_evaluation)
@@ -129,8 +133,9 @@ class _Run:
         checkpoint = self._found()  # before memory is taken: a damaged one is refused at once
         self.state = State(self.training.programs, config.seed, machine, extra_digest=self.text)
         self.step, self.n_tokens = self._restored(checkpoint)
+        self.changed = on_rank_0(machine, "resume", lambda: _changed(read_configuration(checkpoint), config)) if checkpoint is not None else []
         self.saved_step = self.step
-        self.losses: list[float] = []
+        self.losses: list[float] = []  # the last ones; of steps before this process's, on rank 0 only
         self.entropy = self._entropy()
         self.checkpoint = str(checkpoint.parent) if checkpoint is not None else None
         k = config.n_microbatches
@@ -174,6 +179,7 @@ class _Run:
         metrics, progress = _Records(self.folder, self.step, c.train.tensorboard), Progress(self.step, c.train.steps, c.train.log_every)
         times: list[float] = []
         bad, code = 0, DONE
+        self.losses = metrics.losses
         self.batches.start(self.step + 1)
         try:
             if metrics.owe_evaluation() and not self._evaluated(metrics, progress, stop, False):
@@ -183,11 +189,13 @@ class _Run:
                 if figures.unwritten:
                     metrics.check(self.checkpoint)
                 times = [*times[-49:], figures.step_s]
-                self.losses = [*self.losses[1 - LAST_LOSSES:], taken.loss]
+                self.losses = [*self.losses[1 - KEPT_LOSSES:], taken.loss]
                 bad = 0 if taken.applied else bad + 1
                 self._report(metrics, progress, taken, figures, times, rate)
-                if c.train.checkpoint_every and self.step % c.train.checkpoint_every == 0 and taken.applied:
-                    self._save(progress)  # not after a step that changed nothing, or a run that diverged would push out its good checkpoints
+                due = c.train.checkpoint_every and self.step % c.train.checkpoint_every == 0 or self.step == c.train.steps
+                if due and taken.applied:
+                    # before an evaluation, which takes time; not after a step that changed nothing, or a run that diverged would push out good checkpoints
+                    self._save(progress)
                 evaluated = self._evaluated(metrics, progress, stop, figures.stop)
                 if c.train.max_bad_steps and bad >= c.train.max_bad_steps:
                     code = NOT_FINITE
@@ -211,7 +219,12 @@ class _Run:
         say(text)
         n = self.training.step_program.n_parameters
         begin = f"going on from step {self.step}" if self.step else "from the beginning"
+        begin = "which were taken: raise train.steps to go on" if self.step >= c.train.steps else begin
         say(f"{n:,} parameters; {self.training.describe_batch()}; {c.train.steps} steps, {begin}")
+        if self.changed:
+            say(f"other than when step {self.step} was saved: {', '.join(self.changed)}")
+        if not c.data.is_packed:
+            say("data.train is synthetic: random numbers, from which nothing is learnt")
         if self.entropy is not None:
             say(f"the entropy of the training tokens' frequencies is {self.entropy:.4f} nats a token: what a model reaches that knows nothing else")
 
@@ -286,3 +299,18 @@ class _Run:
             below = "" if not self.entropy else f", {side} the entropy of the tokens' frequencies, {self.entropy:.4f}"
             say(f"train: the mean of the last {len(self.losses)} losses is {last:.4f} nats a token{below}")
         return Outcome(code, self.step, self.checkpoint)
+
+
+def _changed(text: str, config: Config) -> list[str]:
+    """Return which keys of the configuration in ``text`` have other values now: ``schedule.learning_rate 0.003 -> 0.001``."""
+    try:
+        then, now = _flat(to_builtins(loads(text, "the checkpoint"))), _flat(to_builtins(config))
+    except MeshMpiError:  # of an older version: it need not be readable
+        return []
+    return [f"{key} {then.get(key, 'none')} -> {now.get(key, 'none')}" for key in {**then, **now}
+            if key not in ("run_dir", "resume", "init_from") and then.get(key, "none") != now.get(key, "none")]
+
+
+def _flat(tree: dict, path: str = "") -> dict:
+    return {k: v for key, value in tree.items()
+            for k, v in (_flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}).items()}

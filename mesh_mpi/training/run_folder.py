@@ -20,6 +20,7 @@ from ..log import say
 from ..runtime.agreement import on_rank_0
 
 METRICS, LOCK = "metrics.jsonl", "run.lock"
+KEPT_LOSSES = 10
 _PACKAGES = ("mesh-mpi", "numpy", "mpi4py", "mpich", "h5py", "msgspec", "PyYAML", "threadpoolctl")
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NTASKS",
               "SLURM_JOB_NODELIST", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", "HDF5_USE_FILE_LOCKING", "MESH_MPI_WATCHDOG_S")
@@ -61,10 +62,11 @@ class RunFolder:
         self._lock.flush()
 
     def describe(self, config_text: str, banner: str) -> None:
-        """Write ``config.resolved.yaml`` and ``environment.txt``. Comm: a verdict of rank 0."""
+        """Write ``config.resolved.yaml``, and add to ``environment.txt``. Comm: a verdict of rank 0."""
         def write():
             (self.path / "config.resolved.yaml").write_text(config_text)
-            (self.path / "environment.txt").write_text(_environment(banner))
+            with open(self.path / "environment.txt", "a") as file:  # a part for each start: the history of the run
+                file.write(_environment(banner))
         on_rank_0(self.machine, f"run_dir {self.path}", write)
 
     def close(self) -> None:
@@ -88,6 +90,7 @@ class Metrics:
     def __init__(self, folder: RunFolder | None, last_step: int):
         self._file, self.error = None, None
         self._last: set[str] = set()  # what rank 0 found of last_step
+        self.losses: list[float] = []  # that rank 0 found, the last ones
         if folder is not None:
             on_rank_0(folder.machine, f"metrics of {folder.path}", lambda: self._open(folder.path / METRICS, last_step))
 
@@ -104,6 +107,8 @@ class Metrics:
                 if values["step"] <= last_step:
                     kept.append(line)
                     self._last |= set(values) if values["step"] == last_step else set()
+                    if isinstance(values.get("loss"), float):
+                        self.losses = [*self.losses[1 - KEPT_LOSSES:], values["loss"]]
             except (ValueError, KeyError, TypeError, RecursionError):
                 damaged += 1  # the half line of a run that was killed while writing, if no more
         if damaged:
@@ -144,11 +149,12 @@ class Metrics:
 
 
 def _environment(banner: str) -> str:
-    lines = [banner, "", f"command: {' '.join(sys.argv)}", f"folder: {os.getcwd()}", f"host: {platform.node()}, {platform.platform()}", f"Python {sys.version}"]
+    lines = [f"started {time.strftime('%Y-%m-%d %H:%M:%S')}", banner, ""]
+    lines += [f"command: {' '.join(sys.argv)}", f"folder: {os.getcwd()}", f"host: {platform.node()}, {platform.platform()}", f"Python {sys.version}"]
     for name in _PACKAGES:
         try:
             lines.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
     lines += [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\n"
