@@ -281,7 +281,7 @@ def _section(cls: type[Section], tree: _Entry, path: str, faults: _Faults) -> di
     known = [field.name for field in fields] + ([tag] if tag else [])
     for key, entry in tree.value.items():
         if key not in known:
-            faults.append(f"{entry.where}: unknown key {path + key!r}.{nearest(path + key, [path + name for name in known])}")
+            faults.append(f"{entry.where}: unknown key {path + key!r}.{nearest(key, known, path)}")
     plain = {tag: cls.__struct_config__.tag} if tag else {}
     for field in fields:
         entry, kind = tree.value.get(field.name), hints[field.name]

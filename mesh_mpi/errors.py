@@ -58,10 +58,10 @@ class RegistryError(MeshMpiError):
     """An operation was registered incompletely."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the closest known word, else the list of known words."""
+def nearest(word: str, known: Iterable[str], before: str = "") -> str:
+    """Return ``" Did you mean 'x'?"`` for the closest known word, with ``before`` in front of it; else the list of known words."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
-        return f" Did you mean {close[0]!r}?"
+        return f" Did you mean {before + close[0]!r}?"
     return f" Known: {', '.join(known)}." if known else ""

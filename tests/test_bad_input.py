@@ -39,7 +39,7 @@ MESSAGES = {  # words of the command, in a folder that ``world`` makes: the begi
     "half a configuration": (["config", "half.yaml"], "ConfigError: config: half.yaml:1: no YAML"),
     "neither a configuration nor defaults": (["config"], "ConfigError: config: neither a file nor --defaults were given"),
     "a number of another type": ([*TRAIN, NEW, "train.steps=many"], "ConfigError: config: override 'train.steps=many': train.steps is 'many'"),
-    "an unknown key": ([*TRAIN, NEW, "train.stepz=3"], "ConfigError: config: override 'train.stepz=3': unknown key 'train.stepz'. Did you mean 'steps'"),
+    "an unknown key": ([*TRAIN, NEW, "train.stepz=3"], "ConfigError: config: override 'train.stepz=3': unknown key 'train.stepz'. Did you mean 'train.steps'"),
     "heads that do not divide": ([*TRAIN, NEW, "model.heads=3"], "LayoutError: layout: dimension heads=3 is split over model=2 ranks and does not divide"),
     "a batch that does not divide": ([*TRAIN, NEW, "sequences_per_batch=7"], "ConfigError: .* 7 sequences do not divide"),
     "held-out rows for synthetic ones": ([*TRAIN, NEW, "data.train=synthetic"], "ConfigError: train: data.train is synthetic"),

@@ -60,7 +60,7 @@ def test_numbers_and_words_follow_yaml_1_2(write):
 
 @pytest.mark.parametrize("line, words", [
     ("modle: {}", ["unknown key 'modle'", "'model'"]),
-    ("train: {stpes: 3}", ["unknown key 'train.stpes'", "'steps'"]),
+    ("train: {stpes: 3}", ["unknown key 'train.stpes'", "'train.steps'"]),
     ("optimizer: {name: sgd, beta1: 0.9}", ["unknown key 'optimizer.beta1'", "momentum"]),
     ("optimizer: {name: adm}", ["optimizer.name is 'adm'", "'adam'"]),
     ("optimizer: {beta1: 0.5}", ["optimizer.name is missing", "sgd, adam, adafactor"]),

@@ -108,7 +108,7 @@ def end_job(code: int) -> None:
         action()
     if launcher_rank() is None:
         os._exit(code)
-    _kill_after(KILL_S, "")
+    _kill_from_a_thread(KILL_S, "")
     _join("")
     _job.comm.Abort(code)
 
@@ -128,6 +128,7 @@ def _kill_after(seconds: float, text: str) -> Callable[[], None]:
 
 
 def _kill_from_a_thread(seconds: float, text: str) -> Callable[[], None]:
+    """As :func:`_kill_after`, where nothing is called that keeps the interpreter's lock."""
     done = threading.Event()
 
     def kill() -> None:

@@ -65,5 +65,5 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="cannot be written"):
         draw([read_curves(folder)], tmp_path / "no" / "a.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"matplotlib is missing .*pip install 'mesh-mpi\[plot\]'"):
+    with pytest.raises(ConfigError, match=r"matplotlib is missing .*pip install matplotlib"):
         draw([read_curves(folder)], tmp_path / "a.png")
