@@ -49,8 +49,7 @@ class Rules:
         found, seen = [], {}
         for dim, axis in self.pairs:
             if axis not in mesh.axes:
-                found.append(f"{where}: rule {dim}:{axis} names axis {axis!r}, but the mesh is {mesh}.{nearest(axis, mesh.names)} "
-                             "Rules and mesh go together: give layout= with mesh_shape=.")
+                found.append(f"{where}: rule {dim}:{axis} names axis {axis!r}, but the mesh is {mesh}.{_other_axis(axis, mesh)}")
             if dims is not None and dim not in dims:
                 found.append(f"{where}: rule {dim}:{axis} names dimension {dim!r}, which no tensor has.{nearest(dim, sorted(dims))}")
             if dim in seen:
@@ -65,3 +64,8 @@ def _pair(part: str, whole: str) -> tuple[str, str]:
     if not colon or not dim or not axis:
         raise LayoutError(f"layout: {part.strip()!r} in {whole!r} is no dimension:axis. Write layout as \"batch:data;d_ff:model\".")
     return dim, axis
+
+
+def _other_axis(axis: str, mesh: Mesh) -> str:
+    hint = nearest(axis, mesh.names)
+    return hint if "mean" in hint else f"{hint} Rules belong to a mesh: change layout together with mesh_shape."

@@ -33,7 +33,8 @@ LAYOUT_FAULTS = {
         {"mesh_shape": "data:2", "layout": "batch:dta"},
         "layout: rule batch:dta names axis 'dta', but the mesh is [data=2]. Did you mean 'data'?"),
     "any rule without a mesh": (
-        {"mesh_shape": "", "layout": "batch:data"}, "layout: rule batch:data names axis 'data', but the mesh is []."),
+        {"mesh_shape": "", "layout": "batch:data"},
+        "layout: rule batch:data names axis 'data', but the mesh is []. Rules belong to a mesh: change layout together with mesh_shape."),
     "two axes for one dimension": (
         {"mesh_shape": "data:2;model:2", "layout": "batch:data;batch:model"},
         "layout: dimension 'batch' stands in two rules, batch:data and batch:model. Keep one of them."),
@@ -120,7 +121,8 @@ def test_every_fault_of_a_configuration_comes_at_once():
         "layout: rule batch:dta names axis 'dta', but the mesh is [data=3, m=2]. Did you mean 'data'?",
         "layout: dimension 'io' stands in two rules, io:m and io:data. Keep one of them.",
         "storage: there is no class of variables 'params'. Did you mean 'parameters'?",
-        "storage of optimizer: rule q:r names axis 'r', but the mesh is [data=3, m=2]. Known: data, m.",
+        "storage of optimizer: rule q:r names axis 'r', but the mesh is [data=3, m=2]. Known: data, m. "
+            "Rules belong to a mesh: change layout together with mesh_shape.",
         "storage of optimizer: rule q:r names dimension 'q', which no tensor has. Known: batch, hidden, io."]
     text = message(LayoutError, lambda: compile_product(mesh_shape="data:3;m:2", layout="batch:data;io:m;hidden:m"))
     assert [line.split(" ", 3)[1] for line in text.splitlines()] == ["dimension", "tensor"], "indivisible and doubled together"
