@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -114,6 +115,33 @@ def test_sigterm_to_launch_saves_and_ends_with_85_and_the_same_command_goes_on_a
     assert [line["step"] for line in metrics(run_dir)] == list(range(1, stopped + 3))
     assert [line["loss"] for line in metrics(run_dir)] == [line["loss"] for line in metrics(tmp_path / "whole")]
     assert compare(run_dir, tmp_path / "whole").same
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_ranks_whose_launch_is_killed_do_not_go_on_without_it(config, tmp_path, mpi):
+    script, run_dir = tmp_path / "slowly.py", tmp_path / "run"
+    script.write_text(SLOWLY)
+    given = [] if mpi == "mpich" else ["--mpiexec", mpiexec(mpi)]
+    command = [sys.executable, "-m", "mesh_mpi.jobs.main", "launch", "-n", "4", *given, "--", str(script), "train", str(config), f"run_dir={run_dir}",
+               "train.steps=1000"]
+    with open(tmp_path / "said", "w+") as said:
+        process = subprocess.Popen(command, stderr=said, stdin=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, **import_path()}, start_new_session=True)
+        below = []
+        try:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not ((run_dir / "metrics.jsonl").exists() and len(metrics(run_dir)) >= 2):
+                time.sleep(0.05)
+            below = launch._descendants(process.pid)
+            process.kill()
+            process.wait()
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline and (left := [pid for pid in below if os.path.exists(f"/proc/{pid}")]):
+                time.sleep(0.05)
+        finally:
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    assert len(below) >= 5 and left == [] and len(metrics(run_dir)) < 1000
 
 
 def test_a_refusal_is_one_message_from_one_rank_and_ends_with_2(run, config):
