@@ -247,8 +247,9 @@ class Config(Section):
                               f"Choose a multiple of {length}.")
         n *= replicas if form.endswith("replica") else 1
         if n % (replicas * self.train.microbatches):
-            raise ConfigError(f"{form}: {n} sequences do not divide into {self.train.microbatches} microbatches over {replicas} slices "
-                              f"of the batch. Choose a multiple of {replicas * self.train.microbatches} sequences.")
+            pieces = f" into {self.train.microbatches} microbatches" if self.train.microbatches > 1 else ""
+            raise ConfigError(f"{form}: {n} sequences do not divide{pieces} over {replicas} slices of the batch. "
+                              f"Choose a multiple of {replicas * self.train.microbatches} sequences.")
         return n
 
     @property
