@@ -87,30 +87,42 @@ def test_real_ranks_do_what_simulated_ones_do_to_the_bit(run, config, tmp_path):
     assert compare(tmp_path, run[0]).same
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
-def test_sigterm_to_launch_saves_and_ends_with_85_and_the_same_command_goes_on_as_if_undisturbed(config, tmp_path, mpi):
-    script, run_dir = tmp_path / "slowly.py", tmp_path / "run"
-    script.write_text(SLOWLY)
-    words = [str(script), "train", str(config), f"run_dir={run_dir}"]
+@contextlib.contextmanager
+def stepping(words, run_dir, mpi, said):
+    """Start launch with four slow ranks of ``words`` and yield its process once two steps were taken; nothing of it is left afterwards."""
     given = [] if mpi == "mpich" else ["--mpiexec", mpiexec(mpi)]
+    process = subprocess.Popen([sys.executable, "-m", "mesh_mpi.jobs.main", "launch", "-n", "4", *given, "--", *words, "train.steps=1000"], stderr=said,
+                               stdin=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, **import_path()}, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not ((run_dir / "metrics.jsonl").exists() and len(metrics(run_dir)) >= 2):
+            time.sleep(0.05)
+        yield process
+    finally:
+        if process.poll() is None:
+            launch.stop(process)
+
+
+@pytest.fixture
+def slowly(config, tmp_path):
+    """The words of a training that takes its steps slowly, in ``tmp_path / "run"``."""
+    (tmp_path / "slowly.py").write_text(SLOWLY)
+    return [str(tmp_path / "slowly.py"), "train", str(config), f"run_dir={tmp_path / 'run'}"]
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_sigterm_to_launch_saves_and_ends_with_85_and_the_same_command_goes_on_as_if_undisturbed(config, slowly, tmp_path, mpi):
+    run_dir = tmp_path / "run"
     with open(tmp_path / "said", "w+") as said:
-        process = subprocess.Popen([sys.executable, "-m", "mesh_mpi.jobs.main", "launch", "-n", "4", *given, "--", *words, "train.steps=1000"], stderr=said,
-                                   stdin=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, **import_path()}, start_new_session=True)
-        try:
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline and not ((run_dir / "metrics.jsonl").exists() and len(metrics(run_dir)) >= 2):
-                time.sleep(0.05)
+        with stepping(slowly, run_dir, mpi, said) as process:
             process.send_signal(signal.SIGTERM)
             code = process.wait(40)
-        finally:
-            if process.poll() is None:
-                launch.stop(process)
         said.seek(0)
         text = said.read()
     assert code == 85, text
     stopped = len(metrics(run_dir))
     assert f"asked to stop; saved at step {stopped}. The same command goes on from there" in text
-    run_ranks(4, words + [f"train.steps={stopped + 2}"], 60, mpi).check()
+    run_ranks(4, [*slowly, f"train.steps={stopped + 2}"], 60, mpi).check()
     simulated(config, tmp_path / "whole", stopped + 2)
     assert [line["step"] for line in metrics(run_dir)] == list(range(1, stopped + 3))
     assert [line["loss"] for line in metrics(run_dir)] == [line["loss"] for line in metrics(tmp_path / "whole")]
@@ -118,30 +130,21 @@ def test_sigterm_to_launch_saves_and_ends_with_85_and_the_same_command_goes_on_a
 
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
-def test_ranks_whose_launch_is_killed_do_not_go_on_without_it(config, tmp_path, mpi):
-    script, run_dir = tmp_path / "slowly.py", tmp_path / "run"
-    script.write_text(SLOWLY)
-    given = [] if mpi == "mpich" else ["--mpiexec", mpiexec(mpi)]
-    command = [sys.executable, "-m", "mesh_mpi.jobs.main", "launch", "-n", "4", *given, "--", str(script), "train", str(config), f"run_dir={run_dir}",
-               "train.steps=1000"]
-    with open(tmp_path / "said", "w+") as said:
-        process = subprocess.Popen(command, stderr=said, stdin=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, **import_path()}, start_new_session=True)
-        below = []
-        try:
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline and not ((run_dir / "metrics.jsonl").exists() and len(metrics(run_dir)) >= 2):
-                time.sleep(0.05)
+def test_ranks_whose_launch_is_killed_do_not_go_on_without_it(slowly, tmp_path, mpi):
+    below = []
+    try:
+        with open(tmp_path / "said", "w+") as said, stepping(slowly, tmp_path / "run", mpi, said) as process:
             below = launch._descendants(process.pid)
             process.kill()
             process.wait()
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline and (left := [pid for pid in below if os.path.exists(f"/proc/{pid}")]):
                 time.sleep(0.05)
-        finally:
-            for pid in below:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-    assert len(below) >= 5 and left == [] and len(metrics(run_dir)) < 1000
+    finally:
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert len(below) >= 5 and left == [] and len(metrics(tmp_path / "run")) < 1000
 
 
 def test_a_refusal_is_one_message_from_one_rank_and_ends_with_2(run, config):

@@ -18,7 +18,7 @@ import numpy as np
 from ..runtime.agreement import on_rank_0
 from ..runtime.state import State
 from .format import LIBVER
-from .writer import save
+from .writer import n_bytes_of, path_of, save
 
 
 def measure_save(state: State, folder, rounds: int) -> dict:
@@ -31,12 +31,11 @@ def measure_save(state: State, folder, rounds: int) -> dict:
     """
     operation = f"measuring saves in {folder}"
     place = Path(on_rank_0(state.machine, operation, lambda: tempfile.mkdtemp(prefix="mesh_mpi_bench_", dir=folder)))
-    sizes = [state.variables[name].variable.shape.size * np.dtype(state.variables[name].value.dtype).itemsize for name in state.saved_names]
     plain, written, verified, n_bytes = [], [], [], 0
     try:
         for i in range(rounds):
             for what in ("save", "plain")[::1 if i % 2 else -1]:
-                on_rank_0(state.machine, operation, lambda: _touch(sum(sizes)))
+                on_rank_0(state.machine, operation, lambda: _touch(n_bytes_of(state)))
                 if what == "plain":
                     plain.append(on_rank_0(state.machine, operation, lambda: _plain(state, place / "plain.h5")))
                     continue
@@ -62,7 +61,7 @@ def _plain(state: State, path: Path) -> float:
     start = time.perf_counter()
     with h5py.File(path, "w", libver=LIBVER) as file:
         for name, array in data.items():
-            file.create_dataset(f"{state.variables[name].variable.storage_class}/{name}", data=array)
+            file.create_dataset(path_of(state, name), data=array)
         file.flush()
     descriptor = os.open(path, os.O_RDWR)
     os.fsync(descriptor)

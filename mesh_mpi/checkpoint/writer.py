@@ -53,8 +53,7 @@ def save(state: State, run_dir, step: int, counters: Mapping[str, int | float] |
     on_every_rank(machine, operation, lambda: _check(state, step, counters or {}, keep_last, keep_every))
     start = time.perf_counter()
     values = {**(counters or {}), "step": step, "seed": np.uint64(state.seed)}
-    sizes = [state.variables[name].variable.shape.size * np.dtype(state.variables[name].value.dtype).itemsize for name in state.saved_names]
-    needed = sum(sizes) + _METADATA_BYTES * (1 + len(sizes) // 8) + len(config_text)
+    needed = n_bytes_of(state) + _METADATA_BYTES * (1 + len(state.saved_names) // 8) + len(config_text)
     file = CheckpointFile(step)
     try:
         on_rank_0(machine, operation, lambda: file.create(folders.prepare(folder, step, needed)))
@@ -85,7 +84,7 @@ def _check(state: State, step: int, counters: Mapping, keep_last: int, keep_ever
     for key, value in counters.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or "/" in key or key in ("step", "seed"):
             raise CheckpointError(f"save step {step}: counter {key!r} is {value!r}. Counters are numbers, other than step and seed, without / in their names.")
-    paths = {_path(state, name) for name in state.saved_names}
+    paths = {path_of(state, name) for name in state.saved_names}
     for path in sorted(paths):
         words = path.split("/")
         if any(word in ("", ".", "..") for word in words):
@@ -95,7 +94,13 @@ def _check(state: State, step: int, counters: Mapping, keep_last: int, keep_ever
             raise CheckpointError(f"save step {step}: variable {inner!r} is also the scope of variable {path!r}. Rename one of the two.")
 
 
-def _path(state: State, name: str) -> str:
+def n_bytes_of(state: State) -> int:
+    """Return the bytes of all elements that are saved."""
+    return sum(state.variables[name].variable.shape.size * np.dtype(state.variables[name].value.dtype).itemsize for name in state.saved_names)
+
+
+def path_of(state: State, name: str) -> str:
+    """Return where a variable stands in the file."""
     return f"{state.variables[name].variable.storage_class}/{name}"
 
 
@@ -104,7 +109,7 @@ def _stream(state: State, name: str, file: CheckpointFile) -> None:
     b, machine, mesh = state.variables[name], state.machine, state.mesh
     pieces, on_0 = state.pieces(name), machine.rank == 0
     owners = {rank: b.slices(mesh, c) for rank in range(mesh.size) if b.is_owner(mesh, c := mesh.coordinate(rank))} if on_0 else {}
-    file.begin(_path(state, name), b)
+    file.begin(path_of(state, name), b)
     for block in blocks(b.shape, np.dtype(b.value.dtype).itemsize):
         sources = [_part(piece, block) for piece in pieces]
         targets, array, slot = [None] * mesh.size, None, [None, None]

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from ..errors import LaunchError, MeshMpiError
 from ..keys import name_key
 from ..log import is_speaker, launcher_rank
+from . import patience
 from .library import start_mpi
 
 GRACE_S = 1.5  # how long a rank that fails waits for the others to fail alike
@@ -215,11 +216,4 @@ def _agree(word: int, timeout_s: float | None) -> list[int] | None:
     _job.left = True
     mine, all_words = np.array([word], np.int64), np.zeros(_job.comm.Get_size(), np.int64)
     request = _job.comm.Iallgather(mine, all_words)
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    pause_s = 0.0005
-    while not request.Test():
-        if deadline is not None and time.monotonic() > deadline:
-            return None
-        time.sleep(pause_s)
-        pause_s = min(0.01, pause_s * 1.2)
-    return all_words.tolist()
+    return all_words.tolist() if patience.wait(request, timeout_s) else None

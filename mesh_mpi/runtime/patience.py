@@ -12,10 +12,13 @@ PAUSE_S = 0.005  # the longest
 _AT_ONCE_S = 0.0002  # asked without end for so long
 
 
-def wait(request) -> None:
-    """Wait until an mpi4py ``request`` is done."""
+def wait(request, timeout_s: float | None = None) -> bool:
+    """Wait until an mpi4py ``request`` is done; return False if it is not within ``timeout_s``."""
     start = time.perf_counter()
     while not request.Test():
         waited_s = time.perf_counter() - start
+        if timeout_s is not None and waited_s > timeout_s:
+            return False
         if waited_s > _AT_ONCE_S:
             time.sleep(min(PAUSE_S, waited_s / 10))
+    return True

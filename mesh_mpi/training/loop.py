@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+from collections import deque
 from typing import NamedTuple
 
 from ..checkpoint import find, load, read_configuration, save
@@ -24,7 +25,7 @@ from .batches import HeldOut, open_batches, open_held_out, unigram_entropy_of_ro
 from .events import Events
 from .progress import Progress
 from .rate import flops, product_rate
-from .run_folder import KEPT_LOSSES, Metrics, RunFolder
+from .run_folder import Metrics, RunFolder
 from .step import StepMetrics, Training, build
 from .stop import CHECKPOINTED, StopRequest
 
@@ -104,8 +105,8 @@ class _Records:
             on_rank_0(self.folder.machine, f"metrics of {self.folder.path}", refuse)
 
     @property
-    def losses(self) -> list[float]:
-        """The last losses that the file held when it was opened, on rank 0."""
+    def losses(self) -> deque[float]:
+        """The last losses that the file held when it was opened, on rank 0; takes those of further steps."""
         return self._all[0].losses
 
     def owe_evaluation(self) -> bool:
@@ -135,7 +136,7 @@ class _Run:
         self.step, self.n_tokens = self._restored(checkpoint)
         self.changed = on_rank_0(machine, "resume", lambda: _changed(read_configuration(checkpoint), config)) if checkpoint is not None else []
         self.saved_step = self.step
-        self.losses: list[float] = []  # the last ones; of steps before this process's, on rank 0 only
+        self.losses: deque[float] = deque()  # the last ones; of steps before this process's, on rank 0 only
         self.entropy = self._entropy()
         self.checkpoint = str(checkpoint.parent) if checkpoint is not None else None
         k = config.n_microbatches
@@ -189,7 +190,7 @@ class _Run:
                 if figures.unwritten:
                     metrics.check(self.checkpoint)
                 times = [*times[-49:], figures.step_s]
-                self.losses = [*self.losses[1 - KEPT_LOSSES:], taken.loss]
+                self.losses.append(taken.loss)
                 bad = 0 if taken.applied else bad + 1
                 self._report(metrics, progress, taken, figures, times, rate)
                 due = c.train.checkpoint_every and self.step % c.train.checkpoint_every == 0 or self.step == c.train.steps

@@ -12,12 +12,14 @@ import os
 import platform
 import sys
 import time
+from collections import deque
 from importlib import metadata
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..log import say
 from ..runtime.agreement import on_rank_0
+from ..runtime.new_file import NewFile
 
 METRICS, LOCK = "metrics.jsonl", "run.lock"
 KEPT_LOSSES = 10
@@ -90,7 +92,7 @@ class Metrics:
     def __init__(self, folder: RunFolder | None, last_step: int):
         self._file, self.error = None, None
         self._last: set[str] = set()  # what rank 0 found of last_step
-        self.losses: list[float] = []  # that rank 0 found, the last ones
+        self.losses: deque[float] = deque(maxlen=KEPT_LOSSES)  # that rank 0 found, the last ones
         if folder is not None:
             on_rank_0(folder.machine, f"metrics of {folder.path}", lambda: self._open(folder.path / METRICS, last_step))
 
@@ -108,21 +110,17 @@ class Metrics:
                     kept.append(line)
                     self._last |= set(values) if values["step"] == last_step else set()
                     if isinstance(values.get("loss"), float):
-                        self.losses = [*self.losses[1 - KEPT_LOSSES:], values["loss"]]
+                        self.losses.append(values["loss"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 damaged += 1  # the half line of a run that was killed while writing, if no more
         if damaged:
             say(f"metrics of {path.parent}: {damaged} of {damaged + len(kept)} lines were damaged and are left out")
-        partial = path.with_suffix(".partial")
+        new = NewFile(path)
         try:
-            with open(partial, "wb") as file:
-                file.write(b"".join(line + b"\n" for line in kept))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+            new.write(b"".join(line + b"\n" for line in kept))
+            new.publish()
+        finally:
+            new.discard()
         self._file = open(path, "ab", buffering=0)
 
     def write(self, **values) -> None:
